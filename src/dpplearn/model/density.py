@@ -1,0 +1,137 @@
+"""The posterior density of a model as one compiled function of an unconstrained vector.
+
+A `Problem` is what compiled code needs: the priors and the data are leaves of a pytree and travel as
+arguments, never as constants (a captured data set compiles anew each time).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from numpyro.distributions import Distribution, biject_to
+
+from dpplearn import likelihood, normalizer
+from dpplearn.kernels import ContinuousGaussian, Stationary, Uniform
+from dpplearn.linalg import SMALLEST_PIVOT
+from dpplearn.normalizer import Bounds
+from dpplearn.spectra import window
+
+Params = dict[str, Float[Array, "..."]]
+# a tuple where the components of one parameter have priors of their own
+Priors = dict[str, Distribution | tuple[Distribution, ...]]
+
+
+class OnItems(NamedTuple):
+    """Subsets of a base set."""
+
+    items: Float[Array, "N D"]
+    index: Int[Array, "T k"]
+
+
+class OnRealSpace(NamedTuple):
+    """Point patterns on R^D."""
+
+    points: Float[Array, "T n D"]
+    mask: Bool[Array, "T n"]
+
+
+Observed = OnItems | OnRealSpace | window.Windowed
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Priors, kernel and data of a model: a pytree whose leaves are the priors and the data."""
+
+    priors: Priors
+    observed: Observed
+    build_kernel: Callable[[Params], Any]
+    size: int | None
+
+
+jax.tree_util.register_dataclass(Problem, ["priors", "observed"], ["build_kernel", "size"])
+
+
+def prior_length(prior: Distribution | tuple[Distribution, ...]) -> int:
+    """How many numbers a prior is for."""
+    return len(prior) if isinstance(prior, tuple) else int(np.prod(prior.batch_shape, dtype=int))
+
+
+def dimension(priors: Priors) -> int:
+    """The length of the unconstrained vector."""
+    return sum(map(prior_length, priors.values()))
+
+
+def constrain(priors: Priors, position: Float[Array, " p"]) -> tuple[Params, Float[Array, ""]]:
+    """The parameters at an unconstrained position, and the log prior density there with the log-Jacobian (13)."""
+    params, log_prior, start = {}, jnp.zeros(()), 0
+    for name, prior in priors.items():
+        length = prior_length(prior)
+        z = position[start : start + length]
+        start += length
+        if isinstance(prior, tuple):
+            pieces = [_constrain_one(p, z[i]) for i, p in enumerate(prior)]
+            params[name] = jnp.stack([value for value, _ in pieces])
+            log_prior = log_prior + sum(term for _, term in pieces)
+        else:
+            params[name], term = _constrain_one(prior, z.reshape(prior.batch_shape))
+            log_prior = log_prior + term
+    return params, log_prior
+
+
+def _constrain_one(prior: Distribution, z):
+    transform = biject_to(prior.support)
+    value = transform(z)
+    return value, jnp.sum(prior.log_prob(value)) + jnp.sum(transform.log_abs_det_jacobian(z, value))
+
+
+def unconstrain(priors: Priors, params: Params) -> Float[Array, " p"]:
+    """The unconstrained position of parameters, the inverse of `constrain`."""
+    pieces = []
+    for name, prior in priors.items():
+        values = jnp.asarray(params[name])
+        if isinstance(prior, tuple):
+            pieces += [jnp.atleast_1d(biject_to(p.support).inv(values[i])) for i, p in enumerate(prior)]
+        else:
+            pieces.append(jnp.ravel(biject_to(prior.support).inv(values)))
+    return jnp.concatenate(pieces)
+
+
+def log_likelihood(kernel: Any, observed: Observed, size: int | None) -> tuple[Bounds, Bool[Array, ""]]:
+    """Σ_t log det L_{A^t} - log Z_t, and whether digits were lost on the way."""
+    if isinstance(kernel, Stationary):
+        assert isinstance(observed, window.Windowed)
+        set_terms, log_fredholm, pivots = window.stationary_terms(kernel, observed)
+        value = jnp.sum(set_terms) + jnp.sum(log_fredholm[observed.which])
+        lost = ~jnp.all(pivots >= SMALLEST_PIVOT)
+    elif isinstance(observed, OnItems):
+        set_terms, lost_sets = likelihood.log_det_items(kernel, observed.items, observed.index)
+        log_z, lost_z = normalizer.log_z_items(kernel, observed.items, size)
+        value, lost = jnp.sum(set_terms) - len(set_terms) * log_z, jnp.any(lost_sets) | lost_z
+    elif isinstance(observed, OnRealSpace):
+        assert isinstance(kernel, ContinuousGaussian)
+        set_terms, lost_sets = likelihood.log_det_real_space(kernel, observed.points, observed.mask)
+        log_z = normalizer.log_z_real_space(kernel, observed.points.shape[2], size)
+        value, lost = jnp.sum(set_terms) - len(set_terms) * log_z, jnp.any(lost_sets)
+    else:
+        assert isinstance(kernel, Uniform)
+        set_terms, lost_sets = likelihood.log_det_points(kernel, observed.points, observed.mask)
+        value = jnp.sum(set_terms) - jnp.sum(normalizer.log_z_windows(kernel, observed, size)[observed.which])
+        lost = jnp.any(lost_sets)
+    return Bounds(value, value), lost | ~jnp.isfinite(value)
+
+
+def log_density(problem: Problem, position: Float[Array, " p"]) -> tuple[Bounds, Bool[Array, ""]]:
+    """The log posterior density at an unconstrained position, up to a constant, and whether digits were lost (13).
+
+    What is not finite has density 0: a chain rejects it, and the flag says that it happened.
+    """
+    params, log_prior = constrain(problem.priors, position)
+    bounds, lost = log_likelihood(problem.build_kernel(params), problem.observed, problem.size)
+    finite = jnp.isfinite(log_prior) & jnp.isfinite(bounds.upper)
+    # an impossible prior value is no fault of the likelihood
+    lost = lost & jnp.isfinite(log_prior)
+    return Bounds(*(jnp.where(finite, log_prior + b, -jnp.inf) for b in bounds)), lost

@@ -1,0 +1,1 @@
+"""Spectra of the separable continuous models, exact: R^D (`real_space`) and box windows (`interval`, `window`)."""

@@ -1,0 +1,433 @@
+"""Gaussian models on box windows, exact: products of the one-dimensional kernels of `interval`.
+
+`prepare` looks at the data once: the windows, the points on Legendre polynomials, and tables of the
+one-dimensional modes over the range of σ that the data can want. A likelihood then picks, by σ and by the
+strength u = λ(2πσ²)^(D/2) (v = α(2πσ²)^(D/2) for `uniform`), one of two forms, both right to round-off:
+
+- *tables*: modes interpolated from the tables (everyday work);
+- *edges*: weak interaction at short range, where powers of the kernel suffice and the two ends of a side
+  do not see each other, so that each edge has its closed correction.
+
+What neither covers expects more than four times the observed points (or is flat over fifty windows): its
+likelihood is so small that no chain goes there. It comes back as NaN, which is counted and reported.
+"""
+
+import dataclasses
+from itertools import product
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from dpplearn.data import PointPatterns
+from dpplearn.kernels import Stationary, Uniform
+from dpplearn.linalg import log_det, log_tilt
+from dpplearn.spectra.interval import SQRT_2PI, Table, edge_corrections, interval_modes, legendre_basis, tabulate
+from dpplearn.spectra.real_space import circle_log_esp, tilt_by_newton
+
+POWERS = 6  # powers of the kernel taken exactly beside the strong modes
+ROUND_OFF = 1e-15
+STEP = 1.5  # each table covers σ up to STEP times its lower end
+ENDS_APART = 0.02  # σ below this part of every side: the two ends do not see each other
+# Where the edge form is used: u up to `weak`, with `powers` powers (weak ** powers is round-off).
+WEAK = {1: (0.35, 36)}
+WEAK_DEFAULT = (0.1, 15)
+
+
+def _tree(cls: type, static: tuple[str, ...] = ()):
+    names = [f.name for f in dataclasses.fields(cls)]
+    return jax.tree_util.register_dataclass(cls, [n for n in names if n not in static], list(static))
+
+
+class Segment(NamedTuple):
+    """One table, and the tensor modes that can matter in its range of σ."""
+
+    table: Table
+    order: Int[Array, "W M D"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Windowed:
+    """Patterns on windows, ready for the likelihood. Patterns with equal windows share one (`which`)."""
+
+    points: Float[Array, "T n D"]  # measured from the lower corner of the pattern's window
+    mask: Bool[Array, "T n"]
+    which: Int[Array, " T"]
+    sides: Float[Array, "W D"]
+    side_lengths: Float[Array, " l"]
+    side_index: Int[Array, "W D"]
+    basis: Float[Array, "T D n j"]  # Legendre polynomials at the points
+    pairs: Int[Array, "P 3"]  # (pattern, i, j), i ≤ j, close enough to interact in the edge form
+    segments: tuple[Segment, ...]
+    series: Float[Array, "S C l m"]  # the eigenvalues of all segments, padded to the longest
+    most: float  # the largest intensity that the tables cover
+
+    @property
+    def dim(self) -> int:
+        return self.points.shape[2]
+
+
+Windowed = _tree(Windowed)
+
+
+def _weak(dim: int) -> tuple[float, int]:
+    return WEAK.get(dim, WEAK_DEFAULT)
+
+
+def prepare(data: PointPatterns, with_functions: bool = True) -> Windowed:
+    """Windows, bases and tables for the data; `with_functions` is False where only normalisers are needed."""
+    assert data.windows is not None
+    boxes = list(dict.fromkeys(tuple(box.lengths) for box in data.windows))
+    sides = np.array(boxes)
+    which = np.array([boxes.index(tuple(box.lengths)) for box in data.windows])
+    side_lengths, side_index = np.unique(sides, return_inverse=True)
+    lower = np.array([box.lower for box in data.windows])
+    points = np.where(data.mask[..., None], data.points - lower[:, None], sides[which][:, None] / 2)
+    low, high = _table_range(data, sides)
+    ends = _table_ends(low, high, float(sides.min()))
+    most = _most_points(data) / float(np.mean([box.volume for box in data.windows]))
+    segments = []
+    for a, b in zip(ends[:-1], ends[1:], strict=True):
+        table = tabulate(side_lengths, a, b, with_functions)
+        order = _strong_modes(table, sides, most) if with_functions else np.zeros((len(sides), 0, data.dim), int)
+        segments.append(Segment(table, order))
+    degree = 2 * max(segment.table.functions.shape[3] for segment in segments)
+    basis = legendre_basis(np.moveaxis(points / sides[which][:, None], 2, 1), degree if with_functions else 0)
+    weak, powers = _weak(data.dim)
+    reach = np.sqrt(2 * powers * (39 + powers * np.log(weak))) if -39 / np.log(weak) > 2 * powers else 39 / np.sqrt(-2 * np.log(weak))
+    pairs = _near_pairs(points, data.mask, float(reach * low)) if with_functions else np.zeros((0, 3), int)
+    tables = [segment.table.eigenvalues for segment in segments]
+    full = np.max([table.shape for table in tables], axis=0)
+    series = np.stack([np.pad(t, [(0, f - n) for f, n in zip(full, t.shape, strict=True)]) for t in tables])
+    index = side_index.reshape(sides.shape)
+    return Windowed(points, data.mask, which, sides, side_lengths, index, basis, pairs, tuple(segments), series, most)
+
+
+def _most_points(data: PointPatterns) -> float:
+    """More points than any Θ of interest expects on a mean window."""
+    return 4 * float(np.mean(data.counts)) + 20
+
+
+def _table_range(data: PointPatterns, sides: np.ndarray) -> tuple[float, float]:
+    """The range of σ the tables cover: from weak interaction at the largest intensity to fifty windows."""
+    dim = sides.shape[1]
+    weak, _ = _weak(dim)
+    intensity = _most_points(data) / float(np.mean([box.volume for box in data.windows or ()]))
+    low = float(((weak / intensity) ** (1 / dim)) / SQRT_2PI)
+    return min(low, ENDS_APART * float(sides.min())), 50 * float(sides.max())
+
+
+def _table_ends(low: float, high: float, side: float) -> list[float]:
+    """Narrow tables where they are large (short ranges, many modes), wide ones where they are small."""
+    narrow = [low * STEP**i for i in range(max(1, int(np.ceil(np.log(max(0.12 * side / low, 1.1)) / np.log(STEP)))))]
+    last = narrow[-1] * STEP
+    count = int(np.ceil(np.log(high / last) / np.log(8.0)))
+    return narrow + list(np.geomspace(last, high, count + 1))
+
+
+def _strong_modes(table: Table, sides: np.ndarray, most: float) -> np.ndarray:
+    """Per window the multi-indices of modes with κ^(POWERS+1) above round-off for the largest u this table can meet.
+
+    u is at most 1, and at most what the largest intensity `most` makes at the table's upper end.
+    """
+    dim, n_functions = sides.shape[1], 2 * table.functions.shape[4]
+    largest = min(1.0, most * (SQRT_2PI * table.high) ** dim)
+    orders = []
+    for lengths in sides:
+        relative = []  # e_d / (√2π σ) ≤ 1, so κ = u ∏ of these; largest at the table's lower end
+        for length in lengths:
+            e = interval_modes(table.low / float(length)).eigenvalues * length / (SQRT_2PI * table.low)
+            relative.append(e[:n_functions])
+        extents = [range(int(np.sum((largest * r) ** (POWERS + 1) > ROUND_OFF))) for r in relative]
+        grid = np.array(list(product(*extents)), dtype=int).reshape(-1, dim)
+        kappa = largest * np.prod([relative[d][grid[:, d]] for d in range(dim)], axis=0)
+        orders.append(grid[kappa ** (POWERS + 1) > ROUND_OFF])
+    longest = max(map(len, orders))
+    # pad with the last mode of each side, whose eigenvalue is negligible
+    pad = np.full((1, dim), n_functions - 1)
+    return np.stack([np.concatenate([o, np.repeat(pad, longest - len(o), axis=0)]) for o in orders])
+
+
+def _near_pairs(points: np.ndarray, mask: np.ndarray, reach: float) -> np.ndarray:
+    rows = []
+    for t, (x, present) in enumerate(zip(points, mask, strict=True)):
+        near = np.sum((x[:, None] - x) ** 2, axis=-1) <= reach**2
+        i, j = np.nonzero(np.triu(near & present[:, None] & present))
+        rows.append(np.stack([np.full_like(i, t), i, j], axis=1))
+    return np.concatenate(rows)
+
+
+# ------------------------------------------------------------------ one-dimensional modes at a given σ
+
+
+def _chebyshev(x: Float[Array, "..."], count: int) -> Float[Array, "... c"]:
+    """T_0 … T_{count-1} at x in [-1, 1]."""
+    return jnp.cos(jnp.arange(count) * jnp.arccos(jnp.clip(x, -1 + 1e-15, 1 - 1e-15))[..., None])
+
+
+def _weights(table: Table, sigma: Float[Array, ""]) -> Float[Array, " C"]:
+    return _chebyshev(_position(sigma, table.low, table.high), table.eigenvalues.shape[0])
+
+
+def _position(sigma, low, high):
+    """Where σ lies on [-1, 1] in the log between the ends of a table."""
+    return 2 * jnp.log(sigma / low) / jnp.log(high / low) - 1
+
+
+def _eigenvalues(windowed: Windowed, table: Table, sigma: Float[Array, ""]) -> Float[Array, "W D m"]:
+    """Eigenvalues on each side of each window, in its own length."""
+    per_length = jnp.tensordot(_weights(table, sigma), table.eigenvalues, 1) * windowed.side_lengths[:, None]
+    return jnp.maximum(per_length, 0.0)[windowed.side_index]
+
+
+def _functions(windowed: Windowed, table: Table, sigma: Float[Array, ""]) -> Float[Array, "T D n m"]:
+    """g_m at every coordinate of every point, in the length of its side."""
+    coefficients = jnp.tensordot(_weights(table, sigma), table.functions, 1)
+    n_lengths, _, half_degree, half_modes = coefficients.shape
+    if n_lengths == 1:
+        even, odd = (windowed.basis[..., p : 2 * half_degree : 2] @ coefficients[0, p] for p in (0, 1))
+    else:
+        own = coefficients[windowed.side_index[windowed.which]]
+        even, odd = (windowed.basis[..., p : 2 * half_degree : 2] @ own[:, :, p] for p in (0, 1))
+    g = jnp.stack([even, odd], axis=-1).reshape(*even.shape[:-1], 2 * half_modes)
+    return g * jnp.sqrt(windowed.sides[windowed.which])[:, :, None, None]
+
+
+# ------------------------------------------------------------------ the stationary model, K = λ exp(-‖x-y‖²/2σ²)
+
+
+def _l_matrix(intensity, points, sigma, e, g, order):
+    """L = K_W (I - K_W)⁻¹ at points of one window: POWERS powers of K, and the strong modes for the rest of the series.
+
+    L = Σ_{m≤J} λ^m ∏_d k_d^(m) + G diag(κ^(J-1)/(1-κ)) Gᵀ, k^(m) = g diag(e^(m-2)) gᵀ, G = λ ∏ g, κ = λ ∏ e;
+    e, g per dimension, `order` the strong modes.
+    """
+    dim = points.shape[1]
+    result = intensity * jnp.exp(-jnp.sum((points[:, None] - points) ** 2, -1) / (2 * sigma**2))
+    for m in range(2, POWERS + 1):
+        power = intensity**m
+        for d in range(dim):
+            power = power * ((g[d] * e[d] ** (m - 2)) @ g[d].T)
+        result = result + power
+    kappa, modes = intensity, intensity
+    for d in range(dim):
+        kappa = kappa * e[d][order[:, d]]
+        modes = modes * g[d][:, order[:, d]]
+    return result + (modes * (kappa ** (POWERS - 1) / (1 - kappa))) @ modes.T
+
+
+def _log_fredholm_marginal(intensity, sides, e, order):
+    """log det(I - K_W) = -Σ_{m≤J} λ^m ∏ tr(k_d^m)/m + Σ_modes [log(1-κ) + Σ_{m≤J} κ^m/m]; -inf where some κ ≥ 1."""
+    traces = -intensity * jnp.prod(sides)
+    kappa = intensity
+    for d in range(len(sides)):
+        kappa = kappa * e[d][order[:, d]]
+    rest = jnp.log1p(-jnp.minimum(kappa, 1.0)) + kappa
+    for m in range(2, POWERS + 1):
+        trace = intensity**m / m
+        for d in range(len(sides)):
+            trace = trace * jnp.sum(e[d] ** m)
+        traces = traces - trace
+        rest = rest + kappa**m / m
+    return traces + jnp.sum(rest)
+
+
+def stationary_terms(kernel: Stationary, windowed: Windowed):
+    """log det L_A per pattern, log det(I - K_W) per window, and the smallest Cholesky pivot per pattern."""
+    intensity, sigma = jnp.asarray(kernel.intensity), jnp.asarray(kernel.sigma)
+    branches = [_stationary_by_edges, *(_stationary_by_table(s) for s in windowed.segments), _not_covered]
+    l_matrices, log_fredholm = jax.lax.switch(_regime(intensity, sigma, windowed), branches, intensity, sigma, windowed)
+    scale = jnp.sqrt(jnp.where(windowed.mask, jnp.diagonal(l_matrices, axis1=1, axis2=2), 1.0))
+    unit = l_matrices / (scale[:, :, None] * scale[:, None, :])
+    log_dets, pivots = jax.vmap(log_det)(unit, jnp.asarray(windowed.mask))
+    return log_dets + 2 * jnp.sum(jnp.log(scale), axis=1), log_fredholm, pivots
+
+
+def _regime(intensity, sigma, windowed: Windowed) -> Int[Array, ""]:
+    """0 for edges, 1 … for the table that holds σ, the last for none."""
+    weak, _ = _weak(windowed.dim)
+    strength = intensity * (SQRT_2PI * sigma) ** windowed.dim
+    highs = jnp.array([segment.table.high for segment in windowed.segments])
+    low = windowed.segments[0].table.low
+    table = 1 + jnp.searchsorted(highs, sigma)
+    covered = (intensity <= windowed.most) & (sigma <= highs[-1])
+    by_strength = jnp.where(strength <= weak, 0, len(windowed.segments) + 1)
+    return jnp.where(sigma >= low, jnp.where(covered, table, len(windowed.segments) + 1), by_strength)
+
+
+def _stationary_by_table(segment: Segment):
+    def terms(intensity, sigma, windowed):
+        e = _eigenvalues(windowed, segment.table, sigma)
+        g = _functions(windowed, segment.table, sigma)
+        order = jnp.asarray(segment.order)
+        n_functions = g.shape[-1]
+
+        def one(points, g, w):
+            return _l_matrix(intensity, points, sigma, e[w, :, :n_functions], g, order[w])
+
+        l_matrices = jax.vmap(one)(windowed.points, g, windowed.which)
+        fredholm = jax.vmap(lambda s, e, o: _log_fredholm_marginal(intensity, s, e, o))
+        return l_matrices, fredholm(windowed.sides, e, order)
+
+    return terms
+
+
+def _edge_features(windowed: Windowed, sigma, corrections):
+    """f_mr at the distance of every coordinate to its two edges, in units of σ: (T, n, D, 2, m, r)."""
+    to_low = windowed.points / sigma
+    to_high = windowed.sides[windowed.which][:, None] / sigma - to_low
+    distance = jnp.stack([to_low, to_high], axis=-1)
+    basis = _chebyshev(2 * jnp.minimum(distance / corrections.reach, 1.0) - 1, corrections.coefficients.shape[2])
+    features = jnp.tensordot(basis, corrections.coefficients, ((-1,), (2,)))
+    return jnp.where((distance < corrections.reach)[..., None, None], features, 0.0)
+
+
+def _stationary_by_edges(intensity, sigma, windowed: Windowed):
+    _, powers = _weak(windowed.dim)
+    corrections = edge_corrections(powers)
+    m = jnp.arange(2, powers + 1)
+    features = _edge_features(windowed, sigma, corrections)
+    t, i, j = windowed.pairs.T
+    squared = ((windowed.points[t, i] - windowed.points[t, j]) / sigma) ** 2  # (P, D)
+    lost = jnp.sum(features[t, i] * features[t, j] * corrections.sign, axis=(2, 4))  # (P, D, m)
+    one_dim = jnp.exp(-squared[:, :, None] / (2 * m)) / jnp.sqrt(m) - lost
+    strength = intensity * (SQRT_2PI * sigma) ** windowed.dim
+    first = intensity * jnp.exp(-jnp.sum(squared, 1) / 2)
+    values = first + jnp.sum(intensity * strength ** (m - 1) * jnp.prod(one_dim, axis=1), axis=1)
+    l_matrices = jnp.zeros((*windowed.mask.shape, windowed.mask.shape[1])).at[t, i, j].set(values).at[t, j, i].set(values)
+    traces = _edge_power_traces(windowed, sigma, powers)  # (W, m)
+    all_m = jnp.arange(1, powers + 1)
+    return l_matrices, -jnp.sum(intensity * strength ** (all_m - 1) * traces / all_m, axis=1)
+
+
+def _edge_power_traces(windowed: Windowed, sigma, powers: int) -> Float[Array, "W m"]:
+    """∏_d tr(k_d^m) / (√2π σ_d)^(m-1), m = 1 … powers: a length less what two edges take."""
+    m = jnp.arange(1, powers + 1)
+    lost = jnp.concatenate([jnp.zeros(1), jnp.asarray(edge_corrections(powers).trace)])
+    sigmas = jnp.broadcast_to(sigma, (windowed.dim,))
+    return jnp.prod(windowed.sides[:, :, None] / jnp.sqrt(m) - 2 * sigmas[:, None] * lost, axis=1)
+
+
+def _not_covered(intensity, sigma, windowed: Windowed):
+    nan = jnp.full((), jnp.nan)
+    return jnp.broadcast_to(nan, (*windowed.mask.shape, windowed.mask.shape[1])), jnp.broadcast_to(nan, len(windowed.sides))
+
+
+# ------------------------------------------------------------------ the L-model, L = α exp(-Σ (x_d-y_d)²/2σ_d²)
+
+
+def uniform_log_normalizer(kernel: Uniform, windowed: Windowed) -> Float[Array, " W"]:
+    """log det(I + L) on each window."""
+    sigma = jnp.broadcast_to(jnp.asarray(kernel.sigma), (windowed.dim,))
+    alpha = jnp.asarray(kernel.alpha)
+
+    def by_table(alpha, sigma):
+        return _over_modes(windowed, sigma, lambda modes: jnp.sum(jnp.log1p(alpha * modes)))
+
+    def by_edges(alpha, sigma):
+        return _edge_log_fredholm(windowed, sigma, jnp.log(alpha), jnp.ones(1))[:, 0]
+
+    def not_covered(alpha, sigma):
+        return jnp.full(len(windowed.sides), jnp.nan)
+
+    weak, _ = _weak(windowed.dim)
+    edges_hold = (alpha * jnp.prod(SQRT_2PI * sigma) <= weak) & jnp.all(sigma <= ENDS_APART * windowed.sides)
+    regime = jnp.where(_in_table(windowed, sigma), 0, jnp.where(edges_hold, 1, 2))
+    return jax.lax.switch(regime, [by_table, by_edges, not_covered], alpha, sigma)
+
+
+def uniform_log_normalizer_fixed_size(kernel: Uniform, windowed: Windowed, size: int) -> Float[Array, " W"]:
+    """log e_k of L on each window, k = size, by the Fourier sum of `circle_log_esp`."""
+    sigma = jnp.broadcast_to(jnp.asarray(kernel.sigma), (windowed.dim,))
+
+    def by_table(sigma):
+        def one(modes):
+            log_r = log_tilt(jax.lax.stop_gradient(modes), size)
+            return circle_log_esp(lambda phases: _log_fredholm(modes * jnp.exp(log_r), phases, size), log_r, size)
+
+        return _over_modes(windowed, sigma, one)
+
+    def by_edges(sigma):
+        def one(w):
+            def fredholm(log_r, phases):
+                return _edge_log_fredholm(windowed, sigma, log_r, phases)[w]
+
+            log_r = tilt_by_newton(lambda x: fredholm(x, jnp.ones(1))[0], jnp.log(size / jnp.prod(windowed.sides[w])), size)
+            return circle_log_esp(lambda phases: fredholm(log_r, phases), log_r, size)
+
+        return jnp.stack([one(w) for w in range(len(windowed.sides))])
+
+    # below the tables k points are always weak at the scale σ; above them nothing is resolved any more
+    regime = jnp.where(_in_table(windowed, sigma), 0, 1)
+    return size * jnp.log(kernel.alpha) + jax.lax.switch(regime, [by_table, by_edges], sigma)
+
+
+def uniform_sizes(kernel: Uniform, windowed: Windowed) -> tuple[Float[Array, " W"], Float[Array, " W"]]:
+    """E|A| and Var|A| on each window: the first two derivatives of log Z in log α."""
+
+    def mean(shift):
+        def log_z(t):
+            return uniform_log_normalizer(Uniform(alpha=kernel.alpha * jnp.exp(t), sigma=kernel.sigma), windowed)
+
+        return jax.jvp(log_z, (shift,), (jnp.ones_like(shift),))[1]
+
+    return jax.jvp(mean, (jnp.zeros(()),), (jnp.ones(()),))
+
+
+def _in_table(windowed: Windowed, sigma: Float[Array, " D"]) -> Bool[Array, ""]:
+    low, high = windowed.segments[0].table.low, windowed.segments[-1].table.high
+    return jnp.all((sigma >= low) & (sigma <= high))
+
+
+def _over_modes(windowed: Windowed, sigma, function):
+    """function(∏_d e_d over the tensor modes) per window, with as many modes per side as count at this σ."""
+    series = jnp.asarray(windowed.series)
+    lows, highs = (jnp.array([segment.table[i] for segment in windowed.segments]) for i in (0, 1))
+
+    def side(sigma_d, index):
+        segment = jnp.clip(jnp.searchsorted(highs, sigma_d), 0, len(series) - 1)
+        position = _position(sigma_d, lows[segment], highs[segment])
+        per_length = jnp.tensordot(_chebyshev(position, series.shape[1]), series[segment], 1)
+        return jnp.maximum(per_length * windowed.side_lengths[:, None], 0.0)[index]
+
+    e = jnp.stack([side(sigma[d], windowed.side_index[:, d]) for d in range(windowed.dim)], axis=1)  # (W, D, m)
+    needed = jnp.max(jnp.sum(e > 1e-18 * e[:, :, :1], axis=-1))
+    sizes = [m for m in (12, 18, 27, 40, 60, 90, 135, 200, 300, 450, 675, 1000) if m < e.shape[-1]] + [e.shape[-1]]
+
+    def at(m):
+        def branch(e):
+            def one(e_w):
+                modes = e_w[0, :m]
+                for d in range(1, windowed.dim):
+                    modes = (modes[:, None] * e_w[d, :m]).ravel()
+                return function(modes)
+
+            return jnp.stack([one(e_w) for e_w in e])
+
+        return branch
+
+    return jax.lax.switch(jnp.searchsorted(jnp.array(sizes), needed), [at(m) for m in sizes], e)
+
+
+def _log_fredholm(modes: Float[Array, " n"], phases, size: int):
+    """log det(1 + e^{iθ} R L) from the eigenvalues of R L, whose expected size is `size`.
+
+    At most 5·size of them exceed ¼ (each adds more than ⅕ to the size): these one by one, the rest by power sums.
+    """
+    head = min(5 * size + 8, len(modes))
+    ordered = -jnp.sort(-modes)
+    m = jnp.arange(1, 29)
+    tail_sums = jnp.sum(ordered[head:, None] ** m, axis=0)
+    return jnp.sum(jnp.log1p(phases[:, None] * ordered[:head]), axis=1) - ((-phases[:, None]) ** m) @ (tail_sums / m)
+
+
+def _edge_log_fredholm(windowed: Windowed, sigma, log_scale, phases):
+    """log det(1 + z L) = -Σ_m (-z)^m tr(L^m)/m on each window, z = phase · scale, for a weak L of short range."""
+    _, powers = _weak(windowed.dim)
+    m = jnp.arange(1, powers + 1)
+    sigmas = jnp.broadcast_to(sigma, (windowed.dim,))
+    strength = log_scale + jnp.sum(jnp.log(SQRT_2PI * sigmas))
+    weight = jnp.exp(log_scale + (m - 1) * strength) / m
+    return -(_edge_power_traces(windowed, sigmas, powers) * weight) @ ((-phases) ** m[:, None])
