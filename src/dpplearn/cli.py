@@ -55,7 +55,7 @@ PRIORS = (
     *("Kumaraswamy", "LogNormal", "LogUniform", "Pareto", "Uniform", "Weibull"),
 )
 LARGEST_SEED = 2**32 - 1
-PHASES = {"tune": "warm-up", "draw": "drawing"}
+PHASES = {"compile": "compiling", "tune": "warm-up", "draw": "drawing"}
 
 # In every version of typer, with click inside or beside it, BadParameter stands under its UsageError.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -73,8 +73,17 @@ Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code says how it ended."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    """Run a command, that of the process where none is given; the exit code says how it ended."""
+    code = _run(list(sys.argv[1:] if arguments is None else arguments))
+    if code == STOPPED and arguments is None:
+        # Python would wait for the compiled program that still runs in a thread
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _run(arguments: list[str]) -> int:
     try:
         code = typer.main.get_command(app).main(arguments or ["--help"], prog_name="dpplearn", standalone_mode=False)
     except _UsageError as error:
@@ -140,15 +149,10 @@ def fit(
         options |= {"size": size, "covariance": shape, "amplitude": amplitude or "fixed"}
     if center:
         options["center"] = center
-    try:
-        _use_compilation_cache()
-        options["priors"] = _parse_priors(prior or [])
-        settings = {"seed": seed, "chains": chains, "draws": draws, "tune": tune, "resume": resume}
-        code = _fit_and_report(model, observed, options, sampler, settings, out)
-    except KeyboardInterrupt:
-        _say("stopped; the same command with --resume goes on")
-        code = STOPPED
-    raise typer.Exit(code)
+    _use_compilation_cache()
+    options["priors"] = _parse_priors(prior or [])
+    settings = {"seed": seed, "chains": chains, "draws": draws, "tune": tune, "resume": resume}
+    raise typer.Exit(_fit_and_report(model, observed, options, sampler, settings, out))
 
 
 @app.command()
@@ -219,7 +223,6 @@ def _fit_and_report(
     out: Path,
 ) -> int:
     import dpplearn as dpp
-    from dpplearn.inference import Interrupted
     from dpplearn.words import prior_text
 
     built = {"gaussian": dpp.gaussian, "stationary": dpp.stationary, "uniform": dpp.uniform}[model](data, **options)
@@ -231,21 +234,19 @@ def _fit_and_report(
         "metropolis": dpp.metropolis_sampler,
     }
     width = max(map(len, built.priors))
-    _say("priors, frozen for this run:")
-    for name, distribution in built.priors.items():
-        _say(f"  {name:<{width}}  {prior_text(distribution)}")
+    priors = [f"  {name:<{width}}  {prior_text(distribution)}" for name, distribution in built.priors.items()]
     try:
-        with _progress() as progress:
+        with _progress(["priors, frozen for this run:", *priors]) as progress:
             result = dpp.fit(built, sampler=samplers[sampler](), out=out, progress=progress, **settings)
-    except Interrupted as stop:
-        _say(stop.message)
+    except KeyboardInterrupt as stop:
+        _say(getattr(stop, "message", "stopped"))
         return STOPPED
     print(result.table())
     for warning in result.summary["warnings"]:
         _say(f"warning: {warning}")
     is_good = result.summary["converged"] and not result.summary["decisions"]["undecided"]
     if not is_good:
-        _say("warning: not converged, or with undecided decisions: the results are written, but do not trust them yet")
+        _say("warning: the results are written, but do not trust them yet")
     print(out / "report.html")
     return 0 if is_good else NOT_CONVERGED
 
@@ -492,8 +493,11 @@ def _use_compilation_cache() -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar with rate and time left on a terminal; elsewhere a line for each tenth of a phase."""
+def _progress(opening: list[str]) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar with rate and time left on a terminal; elsewhere a line when a phase begins and for each tenth of it.
+
+    The opening lines come with the first progress: a refused run says nothing but why.
+    """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[pace]}"))
     starts: dict[str, tuple[float, int]] = {}
@@ -502,6 +506,8 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
         tasks: dict[str, Any] = {}
 
         def show(phase: str, done: int, total: int) -> None:
+            while opening:
+                _say(opening.pop(0))
             start, first = starts.setdefault(phase, (time.monotonic(), done))
             elapsed = time.monotonic() - start
             pace = ""
@@ -509,11 +515,12 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
                 rate = (done - first) / elapsed
                 pace = f"{rate:,.0f} steps/s, {(total - done) / rate:,.0f} s left"
             if phase not in tasks:
-                tasks[phase] = bars.add_task(PHASES.get(phase, phase), total=total, pace=pace)
+                tasks[phase] = bars.add_task(PHASES[phase], total=total, pace=pace)
             bars.update(tasks[phase], completed=done, total=total, pace=pace)
-            tenth = 10 * done // max(total, 1)
-            if not console.is_terminal and tenth > tenths.get(phase, 0):
-                _say(f"{PHASES.get(phase, phase)} {done}/{total} {pace}".rstrip())
+            tenth = 10 * done // total
+            if not console.is_terminal and tenth > tenths.get(phase, -1):
+                if phase != "compile" or not done:
+                    _say(PHASES[phase] if phase == "compile" else f"{PHASES[phase]} {done}/{total} {pace}".rstrip())
                 tenths[phase] = tenth
 
         yield show

@@ -6,7 +6,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -24,7 +24,7 @@ from dpplearn.data import PointPatterns, Subsets
 from dpplearn.errors import InputError
 from dpplearn.mcmc import ChainState, Counts, Evaluated, Sampler
 from dpplearn.model import Model, Problem, log_density, unconstrain
-from dpplearn.model.density import Priors
+from dpplearn.model.priors import flat_names, shape_of
 
 Progress = Callable[[str, int, int], None]
 
@@ -87,6 +87,7 @@ class Fit:
 
         out = Path(directory)
         out.mkdir(parents=True, exist_ok=True)
+        (out / "summary.json").unlink(missing_ok=True)  # while it is there, all the rest is
         write_tree(out / "posterior.nc", self.tree)
         names = list(self.summary["parameters"])
         (out / "trace.png").write_bytes(plots.png(plots.trace(self.posterior, names)))
@@ -121,27 +122,19 @@ def fit(
             raise InputError(f"--{name}: expected at least {least}, found {value}")
     run = _describe_run(model, seed, sampler, chains, draws, tune)
     directory = None if out is None else Path(out)
-    if directory is not None:
-        _open_directory(directory, run, resume)
-    job = _Job(model, sampler, seed, chains, draws, tune, directory)
-    finished = directory is not None and job.load() and _is_finished(directory, draws)
-    with threadpool_limits(limits=1):
-        if not finished:
-            job.run(progress)
-        return _conclude(job, run, directory, finished)
-
-
-def _conclude(job: "_Job", run: dict[str, Any], directory: Path | None, finished: bool) -> Fit:
-    from dpplearn import posterior
-
+    is_begun = directory is not None and _check_directory(directory, run, resume)
+    if directory is not None and is_begun:
+        finished = _finished(model, run, directory)
+        if finished is not None:
+            return finished
     try:
-        tree = posterior.to_tree(job.model, job.positions(), job.statistics())
-        if finished and directory is not None:
-            return Fit(job.model, tree, json.loads((directory / "summary.json").read_text(encoding="utf-8")), run)
-        summary = posterior.summarize(job.model, tree["posterior"].to_dataset(), job.account())
-        result = Fit(job.model, tree, summary, run)
-        if directory is not None:
-            result.save(directory)
+        with threadpool_limits(limits=1):
+            job = _Job(model, sampler, run, directory)
+            if is_begun:
+                job.load()
+            result = job.run(progress)
+            if directory is not None:
+                result.save(directory)
     except KeyboardInterrupt:
         raise Interrupted(_how_to_resume(directory)) from None
     return result
@@ -169,15 +162,17 @@ def _advance(sampler: Sampler, problem: Problem, key, state: ChainState, start, 
     target = _target(problem)
     p = len(state.current.position)
     zeros = jnp.zeros(CHUNK, int)
-    buffers = jnp.zeros((CHUNK, p)), jnp.zeros(CHUNK), Counts(*(zeros for _ in Counts._fields))
+    counts = Counts(*(zeros for _ in Counts._fields))
+    buffers = jnp.zeros((CHUNK, p)), jnp.zeros(CHUNK), jnp.zeros(CHUNK, bool), counts
 
     def one(i, carry):
-        state, (positions, log_densities, counts) = carry
+        state, (positions, log_densities, is_lost, counts) = carry
         state, info = mcmc.chain_step(sampler, target, key, state, start + i, tune)
         positions = positions.at[i].set(state.current.position)
         log_densities = log_densities.at[i].set(state.current.bounds.upper)
+        is_lost = is_lost.at[i].set(state.current.lost)
         counts = jax.tree.map(lambda buffer, n: buffer.at[i].set(n), counts, info.counts)
-        return state, (positions, log_densities, counts)
+        return state, (positions, log_densities, is_lost, counts)
 
     return jax.lax.fori_loop(0, length, one, (state, buffers))
 
@@ -193,14 +188,14 @@ class _Chain:
         self.step = 0
         self.state: ChainState | None = None
         self.rows: list[tuple[np.ndarray, ...]] = []
-        self.seconds = {"tune": 0.0, "draw": 0.0}
+        self.seconds: dict[str, float] = {"tune": 0.0, "draw": 0.0}
 
     def add(self, state: ChainState, buffers: Any, length: int, phase: str, seconds: float) -> None:
-        positions, log_densities, counts = jax.tree.map(lambda b: np.asarray(b[:length]), buffers)
+        positions, log_densities, is_lost, counts = jax.tree.map(lambda b: np.asarray(b[:length]), buffers)
         self.state, self.step = state, self.step + length
         self.seconds[phase] += seconds
         if phase == "draw":
-            self.rows.append((positions, log_densities, *counts))
+            self.rows.append((positions, log_densities, is_lost, *counts))
 
     def columns(self) -> list[np.ndarray]:
         return [np.concatenate(column) for column in zip(*self.rows, strict=True)]
@@ -212,14 +207,15 @@ class _Chain:
         leaves = {f"state_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(self.state))}
         rows = {f"draws_{i}": column for i, column in enumerate(self.columns())} if self.rows else {}
         partial_path = self.path.with_name(self.path.name + ".partial")
+        seconds = np.array([self.seconds["tune"], self.seconds["draw"]])
+        content: dict[str, Any] = {"step": self.step, "seconds": seconds} | leaves | rows
         with partial_path.open("wb") as file:
-            seconds = np.array([self.seconds["tune"], self.seconds["draw"]])
-            np.savez(file, step=self.step, seconds=seconds, **leaves, **rows)
-        os.replace(partial_path, self.path)
+            np.savez(file, **content)
+        partial_path.replace(self.path)
 
-    def load(self, example: ChainState) -> bool:
+    def load(self, example: ChainState) -> None:
         if self.path is None or not self.path.exists():
-            return False
+            return
         with np.load(self.path) as saved:
             leaves, shape = jax.tree.flatten(example)
             self.state = jax.tree.unflatten(shape, [jnp.asarray(saved[f"state_{i}"]) for i in range(len(leaves))])
@@ -227,18 +223,20 @@ class _Chain:
             self.seconds = dict(zip(("tune", "draw"), map(float, saved["seconds"]), strict=True))
             count = sum(name.startswith("draws_") for name in saved.files)
             self.rows = [tuple(saved[f"draws_{i}"] for i in range(count))] if count else []
-        return True
 
 
 class _Job:
     """All chains of a fit. The work runs in threads, each in JAX's float64 context; this thread watches."""
 
-    def __init__(self, model, sampler, seed, chains, draws, tune, directory: Path | None):
-        self.model, self.sampler, self.seed = model, sampler, seed
-        self.draws, self.tune, self.directory = draws, tune, directory
+    def __init__(self, model: Model, sampler: Sampler, run: dict[str, Any], directory: Path | None):
+        self.model, self.sampler, self.description, self.directory = model, sampler, run, directory
+        options = run["options"]
+        self.seed, self.draws, self.tune = options["seed"], options["draws"], options["tune"]
         folder = None if directory is None else directory / "checkpoint"
-        self.chains = [_Chain(None if folder is None else folder / f"chain_{i}.npz") for i in range(chains)]
+        paths = [None if folder is None else folder / f"chain_{i}.npz" for i in range(options["chains"])]
+        self.chains = [_Chain(path) for path in paths]
         self.stop = threading.Event()
+        self.result: Fit | None = None
         self.failure: BaseException | None = None
         self.compile_seconds = 0.0
         self.phase = "compile"
@@ -247,66 +245,85 @@ class _Job:
     def total(self) -> int:
         return self.tune + self.draws
 
-    def load(self) -> bool:
-        """Take up what an earlier run saved; whether every chain is done."""
+    def load(self) -> None:
+        """Take up what an earlier run saved."""
         with jax.enable_x64(True):
-            position = jnp.zeros(self.model.dimension)
-            zero = jnp.zeros(())
-            example = mcmc.first_state(
-                self.sampler,
-                Evaluated(position, mcmc.Bounds(zero, zero), jnp.zeros((), int), jnp.zeros((), bool)),
-            )
-            found = [chain.load(example) for chain in self.chains]
-        return all(found) and all(chain.step >= self.total for chain in self.chains)
+            example = self._nowhere()
+            for chain in self.chains:
+                chain.load(example)
 
-    def run(self, progress: Progress | None) -> None:
-        """Start, and wait with an ear for Ctrl-C."""
-        worker = threading.Thread(target=self._guarded, args=(self._run_all,), daemon=True)
+    def run(self, progress: Progress | None) -> Fit:
+        """Start, and wait with an ear for Ctrl-C: what is compiled would not hear it."""
+        worker = threading.Thread(target=self._guarded, args=(self._run_all,))
         worker.start()
         try:
             while worker.is_alive():
                 worker.join(0.2)
                 self._report(progress)
-        except KeyboardInterrupt:
+        except BaseException:
             self.stop.set()
-            worker.join(0.7)
-            raise Interrupted(_how_to_resume(self.directory)) from None
+            worker.join(0.6)  # what is running ends by itself, and the process with it
+            raise
         if self.failure is not None:
             raise self.failure
         self._report(progress)
+        assert self.result is not None
+        return self.result
 
     def _report(self, progress: Progress | None) -> None:
-        if progress is None or self.phase == "compile":
+        """Each phase up to its end, one after the other."""
+        if progress is None:
             return
-        n = len(self.chains)
-        tuned = sum(min(chain.step, self.tune) for chain in self.chains)
-        drawn = sum(max(chain.step - self.tune, 0) for chain in self.chains)
-        if tuned < n * self.tune:
-            progress("tune", tuned, n * self.tune)
-        else:
-            progress("draw", drawn, n * self.draws)
+        n, is_compiled = len(self.chains), self.compile_seconds > 0
+        steps = [chain.step for chain in self.chains]
+        done = {
+            "compile": (int(is_compiled), 1),
+            "tune": (sum(min(step, self.tune) for step in steps), n * self.tune),
+            "draw": (sum(max(step - self.tune, 0) for step in steps), n * self.draws),
+        }
+        while True:
+            progress(self.phase, *done[self.phase])
+            if done[self.phase][0] < done[self.phase][1] or self.phase == "draw":
+                return
+            self.phase = "tune" if self.phase == "compile" and self.tune else "draw"
 
     def _guarded(self, function: Callable[..., None], *args: Any) -> None:
         try:
             with jax.enable_x64(True):
                 function(*args)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
             self.failure = self.failure or error
             self.stop.set()
+
+    def _first_state(self, evaluated: Evaluated) -> ChainState:
+        # by way of NumPy all leaves lose JAX's weak types, which would compile a program of their own
+        first = mcmc.first_state(self.sampler, evaluated)
+        return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), first)
+
+    def _nowhere(self) -> ChainState:
+        """A state of the right shapes."""
+        zero, bounds = jnp.asarray(0, int), mcmc.Bounds(jnp.zeros(()), jnp.zeros(()))
+        return self._first_state(Evaluated(jnp.zeros(self.model.dimension), bounds, zero, jnp.asarray(False)))
+
+    def _compile(self, key: Any) -> None:
+        """No steps: compiles, or finds the program that an earlier fit of data of the same shape compiled."""
+        zero = jnp.asarray(0, int)
+        jax.block_until_ready(_advance(self.sampler, self.model.problem, key, self._nowhere(), zero, zero, zero))
 
     def _run_all(self) -> None:
         began = time.perf_counter()
         keys = [jax.random.fold_in(jax.random.key(self.seed), i) for i in range(len(self.chains))]
-        for chain, key in zip(self.chains, keys, strict=True):
-            if chain.state is None:
-                chain.state = mcmc.first_state(self.sampler, start(self.model, jax.random.fold_in(key, 2**31 - 1)))
-                chain.save()
-        zero = jnp.zeros((), int)
-        program = _advance.lower(
-            self.sampler, self.model.problem, keys[0], self.chains[0].state, zero, zero, zero
-        ).compile()
+        # the steps compile on one core while the starting points are looked for on another
+        compiler = threading.Thread(target=self._guarded, args=(self._compile, keys[0]))
+        compiler.start()
+        try:
+            for chain, key in zip(self.chains, keys, strict=True):
+                if chain.state is None:
+                    chain.state = self._first_state(start(self.model, jax.random.fold_in(key, 2**31 - 1)))
+        finally:
+            compiler.join()
+        self._open_directory()  # not before there are starting points: a refused problem leaves nothing behind
         self.compile_seconds = time.perf_counter() - began
-        self.phase = "run"
         waiting = list(zip(self.chains, keys, strict=True))
         lock = threading.Lock()
 
@@ -316,24 +333,38 @@ class _Job:
                     if not waiting:
                         return
                     chain, key = waiting.pop(0)
-                self._run_chain(program, chain, key)
+                self._run_chain(chain, key)
 
         count = min(len(self.chains), os.cpu_count() or 1)
-        workers = [threading.Thread(target=self._guarded, args=(work,), daemon=True) for _ in range(count)]
+        workers = [threading.Thread(target=self._guarded, args=(work,)) for _ in range(count)]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
+        if not self.stop.is_set():
+            self.result = self._conclude()
 
-    def _run_chain(self, program: Any, chain: _Chain, key: Any) -> None:
+    def _open_directory(self) -> None:
+        from dpplearn.posterior import write_json
+
+        if self.directory is None:
+            return
+        (self.directory / "checkpoint").mkdir(parents=True, exist_ok=True)
+        write_json(self.directory / "run.json", self.description)
+        for chain in self.chains:
+            chain.save()
+
+    def _run_chain(self, chain: _Chain, key: Any) -> None:
         length, saved = 1, time.perf_counter()
         while chain.step < self.total and not self.stop.is_set():
             phase = "tune" if chain.step < self.tune else "draw"
             end = self.tune if phase == "tune" else self.total
             steps = min(length, end - chain.step)
             began = time.perf_counter()
-            scalars = (jnp.asarray(n) for n in (chain.step, steps, self.tune))
-            state, buffers = jax.block_until_ready(program(self.model.problem, key, chain.state, *scalars))
+            scalars = (jnp.asarray(n, int) for n in (chain.step, steps, self.tune))
+            state, buffers = jax.block_until_ready(
+                _advance(self.sampler, self.model.problem, key, chain.state, *scalars)
+            )
             seconds = time.perf_counter() - began
             chain.add(state, buffers, steps, phase, seconds)
             length = int(np.clip(steps * CHUNK_SECONDS / max(seconds, 1e-4), 1, min(CHUNK, 4 * steps)))
@@ -352,8 +383,18 @@ class _Job:
         return self._columns()[0]
 
     def statistics(self) -> dict[str, np.ndarray]:
-        _, log_densities, *counts = self._columns()
-        return {"lp": log_densities} | dict(zip(Counts._fields, counts, strict=True))
+        _, log_densities, is_lost, *counts = self._columns()
+        return {"lp": log_densities, "is_lost": is_lost} | dict(zip(Counts._fields, counts, strict=True))
+
+    def _conclude(self) -> Fit:
+        from dpplearn import posterior
+
+        tree = posterior.to_tree(self.model, self.positions(), self.statistics())
+        summary = posterior.summarize(self.model, tree["posterior"].to_dataset(), self.account())
+        result = Fit(self.model, tree, summary, self.description)
+        if self.directory is not None:
+            _ = result.moments  # compiled here, where Ctrl-C need not wait for it
+        return result
 
     def account(self) -> dict[str, Any]:
         """What summary.json says of the run."""
@@ -369,6 +410,7 @@ class _Job:
                 "likelihood_evaluations": totals["evaluations"],
             },
             "lost_digits": totals["lost"],
+            "lost_draws": totals["is_lost"],
             "timing": {
                 "compile_s": round(self.compile_seconds, 3),
                 "tune_s": round(seconds["tune"], 3),
@@ -398,7 +440,7 @@ def start(model: Model, key: Any) -> Evaluated:
     )
 
 
-def _draw(priors: Priors, key: Any) -> dict[str, Any]:
+def _draw(priors: Mapping[str, Any], key: Any) -> dict[str, Any]:
     params = {}
     for i, (name, prior) in enumerate(priors.items()):
         parts = prior if isinstance(prior, tuple) else (prior,)
@@ -412,19 +454,25 @@ def _draw(priors: Priors, key: Any) -> dict[str, Any]:
 
 
 def _describe_run(model: Model, seed: int, sampler: Sampler, chains: int, draws: int, tune: int) -> dict[str, Any]:
+    """run.json: all that the draws depend on."""
     from dpplearn.words import prior_text
 
+    centers = None if model.centers is None else np.unique(model.centers, axis=0).tolist()
+    kernel = {"kernel": getattr(model.build_kernel, "__qualname__", None)} if model.name == "custom" else {}
     return {
         "options": {
             "model": model.name,
+            **kernel,
+            "parameters": [flat for name, prior in model.priors.items() for flat in flat_names(name, shape_of(prior))],
             "size": model.size,
+            "centers": centers,
             "sampler": sampler.name,
             "chains": chains,
             "draws": draws,
             "tune": tune,
             "seed": seed,
         },
-        "priors": {name: prior_text(prior) for name, prior in model.priors.items()},
+        "priors": {name: prior_text(prior, digits=15) for name, prior in model.priors.items()},
         "data": {"hash": data_hash(model)},
         "versions": {name: version(name) for name in ("dpplearn", "jax", "numpy", "numpyro")}
         | {"python": platform.python_version()},
@@ -437,50 +485,53 @@ def data_hash(model: Model) -> str:
     arrays = [data.items, data.index] if isinstance(data, Subsets) else [data.points, data.mask]
     if isinstance(data, PointPatterns):
         arrays += [np.array([[box.lower, box.upper] for box in data.windows])] if data.windows else []
-        arrays += [model.centers] if model.centers is not None else []
     for array in arrays:
         digest.update(str(array.shape).encode() + np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
 
 
-def _open_directory(directory: Path, run: dict[str, Any], resume: bool) -> None:
-    from dpplearn.posterior import write_json
-
-    saved = directory / "run.json"
+def _check_directory(directory: Path, run: dict[str, Any], resume: bool) -> bool:
+    """Whether this run was begun there; refuses what is in the way, and a run of another kind."""
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory}: expected a directory, found a file")
-    if resume and saved.exists():
-        before = json.loads(saved.read_text(encoding="utf-8"))
-        _check_same(before, run, directory)
-    elif directory.exists() and any(directory.iterdir()):
-        hint = "" if resume else " (use --resume to go on with the run there)"
-        raise InputError(f"{directory}: expected a new or empty directory{hint}, found files in it")
-    (directory / "checkpoint").mkdir(parents=True, exist_ok=True)
-    write_json(saved, run)
+    if not resume:
+        if directory.exists() and any(directory.iterdir()):
+            hint = "resume goes on with the run there"
+            raise InputError(f"{directory}: expected a new or empty directory, found files in it; {hint}")
+        return False
+    saved = directory / "run.json"
+    if saved.exists():
+        _check_same(json.loads(saved.read_text(encoding="utf-8")), run, directory)
+    return saved.exists()
 
 
 def _check_same(before: dict[str, Any], now: dict[str, Any], directory: Path) -> None:
-    for part in ("options", "priors", "data", "versions"):
+    """More draws than before are welcome; anything else must be what it was."""
+    for part in ("data", "options", "priors", "versions"):
         for key in {**before.get(part, {}), **now[part]}:
             old, new = before.get(part, {}).get(key), now[part].get(key)
-            if key == "draws" and part == "options" and old is not None and new >= old:
+            if old == new or (key == "draws" and old is not None and new >= old):
                 continue
-            if old != new:
-                raise InputError(f"--resume {directory}: expected the run's {part} {key} {old}, found {new}")
+            if part == "data":
+                raise InputError(f"--resume {directory}: expected the data of the run there, found other data")
+            kind = {"options": "", "priors": "prior of ", "versions": "version of "}[part]
+            at_least = "at least " * (key == "draws")
+            expected = f"{kind}{key} {at_least}{old}, as in the run there"
+            raise InputError(f"--resume {directory}: expected {expected}, found {new}")
 
 
-def _is_finished(directory: Path, draws: int) -> bool:
-    summary = directory / "summary.json"
-    if not summary.exists():
-        return False
-    posterior = directory / "posterior.nc"
-    if not posterior.exists():
-        return False
-    with xarray.open_dataset(posterior, group="posterior", engine="h5netcdf") as saved:
-        return saved.sizes["draw"] == draws
+def _finished(model: Model, run: dict[str, Any], directory: Path) -> Fit | None:
+    """The fit that was saved there, if it has as many draws."""
+    if not (directory / "summary.json").exists():
+        return None
+    with xarray.open_datatree(directory / "posterior.nc", engine="h5netcdf") as saved:
+        if saved["posterior"].sizes["draw"] < run["options"]["draws"]:
+            return None
+        tree = saved.load()
+    return Fit(model, tree, json.loads((directory / "summary.json").read_text(encoding="utf-8")), run)
 
 
 def _how_to_resume(directory: Path | None) -> str:
     if directory is None:
         return "stopped; nothing was saved (give out= to make runs resumable)"
-    return f"stopped; go on with the same command and --resume (the run is kept in {directory})"
+    return f"stopped; go on with the same command and --resume: what is done is kept in {directory}"

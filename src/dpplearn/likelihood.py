@@ -10,25 +10,33 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from dpplearn.kernels import ContinuousGaussian, log_qualities, similarity_matrix
-from dpplearn.linalg import SMALLEST_PIVOT, log_det
+from dpplearn.kernels import AnyArray, ContinuousGaussian, log_qualities, similarity_matrix
+from dpplearn.linalg import SMALLEST_PIVOT, log_dets
 from dpplearn.spectra import real_space
 
 SetTerms = tuple[Float[Array, " T"], Bool[Array, " T"]]
 
 
-def log_det_items(kernel: Any, items: Float[Array, "N D"], index: Int[Array, "T k"]) -> SetTerms:
-    """log det L_A for subsets A of the items."""
-    return log_det_points(kernel, items[index], index >= 0)
+def log_det_items(kernel: Any, items: Float[AnyArray, "N D"], index: Int[AnyArray, "T k"]) -> SetTerms:
+    """log det L_A for subsets A of the items, from k on all items where that is less work than k_A set by set."""
+    items, mask = jnp.asarray(items), jnp.asarray(index >= 0)
+    if len(items) ** 2 > index.size * index.shape[1]:
+        return log_det_points(kernel, items[index], mask)
+    log_q = jnp.where(mask, log_qualities(kernel, items)[index], 0.0)
+    k_sets = similarity_matrix(kernel, items)[index[:, :, None], index[:, None, :]]
+    log_det_k, pivots = log_dets(k_sets, mask)
+    return 2 * jnp.sum(log_q, axis=1) + log_det_k, ~(pivots >= SMALLEST_PIVOT)
 
 
-def log_det_points(kernel: Any, points: Float[Array, "T n D"], mask: Bool[Array, "T n"]) -> SetTerms:
+def log_det_points(kernel: Any, points: Float[AnyArray, "T n D"], mask: Bool[AnyArray, "T n"]) -> SetTerms:
     """log det L_A for sets of points, by a Cholesky factorisation of k_A."""
     values, pivots = _by_cholesky(kernel, points, mask)
     return values, ~(pivots >= SMALLEST_PIVOT)
 
 
-def log_det_real_space(kernel: ContinuousGaussian, points: Float[Array, "T n D"], mask: Bool[Array, "T n"]) -> SetTerms:
+def log_det_real_space(
+    kernel: ContinuousGaussian, points: Float[AnyArray, "T n D"], mask: Bool[AnyArray, "T n"]
+) -> SetTerms:
     """log det L_A on R^D: by Cholesky, and towards the flat limit from the eigenfunctions (24)."""
     values, pivots = _by_cholesky(kernel, points, mask)
 
@@ -47,9 +55,6 @@ def log_det_real_space(kernel: ContinuousGaussian, points: Float[Array, "T n D"]
 
 
 def _by_cholesky(kernel, points, mask):
-    def one_set(points, mask):
-        log_q = jnp.sum(jnp.where(mask, log_qualities(kernel, points), 0.0))
-        log_det_k, pivot = log_det(similarity_matrix(kernel, points), mask)
-        return 2 * log_q + log_det_k, pivot
-
-    return jax.vmap(one_set)(points, mask)
+    log_q = jnp.where(mask, jax.vmap(lambda x: log_qualities(kernel, x))(points), 0.0)
+    log_det_k, pivots = log_dets(jax.vmap(lambda x: similarity_matrix(kernel, x))(points), jnp.asarray(mask))
+    return 2 * jnp.sum(log_q, axis=1) + log_det_k, pivots

@@ -11,23 +11,6 @@ from jaxtyping import Array, Bool, Float
 SMALLEST_PIVOT = 1e-8
 
 
-@jax.custom_jvp
-def _log_det(matrix: Float[Array, "n n"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    pivots = jnp.diagonal(jnp.linalg.cholesky(matrix, symmetrize_input=False))
-    return 2 * jnp.sum(jnp.log(pivots)), jnp.min(pivots) ** 2
-
-
-@_log_det.defjvp
-def _log_det_jvp(primals, tangents):
-    # d log det K = tr(K⁻¹ dK): a third of the cost of differentiating through the factorisation
-    (matrix,), (d_matrix,) = primals, tangents
-    chol = jnp.linalg.cholesky(matrix, symmetrize_input=False)
-    pivots = jnp.diagonal(chol)
-    inverse = jsl.cho_solve((chol, True), jnp.eye(len(matrix), dtype=matrix.dtype))
-    value = 2 * jnp.sum(jnp.log(pivots)), jnp.min(pivots) ** 2
-    return value, (jnp.sum(inverse * d_matrix), jnp.zeros_like(value[1]))
-
-
 def log_det(
     matrix: Float[Array, "n n"], mask: Bool[Array, " n"] | None = None
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -35,9 +18,39 @@ def log_det(
 
     NaN where the Cholesky factorisation fails. The gradient is the trace form, tr(K⁻¹ dK).
     """
-    if mask is not None:
-        matrix = jnp.where(mask[:, None] & mask[None, :], matrix, jnp.eye(len(matrix), dtype=matrix.dtype))
-    return _log_det(matrix)
+    mask = jnp.ones(len(matrix), bool) if mask is None else mask
+    value, pivot = log_dets(matrix[None], mask[None])
+    return value[0], pivot[0]
+
+
+def log_dets(
+    matrices: Float[Array, "T n n"], masks: Bool[Array, "T n"]
+) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
+    """`log_det` of each matrix: values and smallest pivots.
+
+    The factorisations run one after the other, never as batched LAPACK: JAX's batched calls wait for workers of
+    the pool that runs them, and two programs at once (our chains) can wait for each other for ever.
+    """
+    pinned = jnp.where(masks[:, :, None] & masks[:, None, :], matrices, jnp.eye(matrices.shape[1]))
+    return _log_dets(pinned)
+
+
+@jax.custom_jvp
+def _log_dets(matrices: Float[Array, "T n n"]) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
+    pivots = jax.lax.map(lambda m: jnp.diagonal(jnp.linalg.cholesky(m, symmetrize_input=False)), matrices)
+    return 2 * jnp.sum(jnp.log(pivots), axis=1), jnp.min(pivots, axis=1) ** 2
+
+
+@_log_dets.defjvp
+def _log_dets_jvp(primals, tangents):
+    # d log det K = tr(K⁻¹ dK): a third of the cost of differentiating through the factorisation
+    def factorise(matrix):
+        chol = jnp.linalg.cholesky(matrix, symmetrize_input=False)
+        return jnp.diagonal(chol), jsl.cho_solve((chol, True), jnp.eye(len(matrix), dtype=matrix.dtype))
+
+    pivots, inverses = jax.lax.map(factorise, primals[0])
+    value = 2 * jnp.sum(jnp.log(pivots), axis=1), jnp.min(pivots, axis=1) ** 2
+    return value, (jnp.sum(inverses * tangents[0], axis=(1, 2)), jnp.zeros_like(value[1]))
 
 
 @jax.custom_jvp
@@ -63,7 +76,8 @@ def log_tilt(eigenvalues: Float[Array, " n"], size: int) -> Float[Array, ""]:
     A bracketed Newton iteration; where fewer than `size` eigenvalues are positive it stops at its upper end.
     """
     log_lambda = jnp.log(eigenvalues)
-    low = jnp.log(size) - jnp.log(jnp.sum(eigenvalues))
+    total = jnp.sum(eigenvalues)
+    low = jnp.log(size) - jnp.log(jnp.where(total > 0, total, 1.0))
     high = jnp.maximum(-jnp.min(jnp.where(eigenvalues > 0, log_lambda, jnp.inf)) + 40.0, low + 1.0)
 
     def excess(x):
@@ -86,7 +100,7 @@ def log_tilt(eigenvalues: Float[Array, " n"], size: int) -> Float[Array, ""]:
     return jax.lax.while_loop(unsettled, improve, start)[2]
 
 
-def _count_probabilities(p: Float[Array, " n"], size: int) -> Float[Array, "n k"]:
+def _count_probabilities(p: Float[Array, " n"], size: int) -> Float[Array, "m k"]:
     """Row i: probabilities of j = 0 … size successes among the first i of independent trials (rows 0 … n-1)."""
 
     def add_trial(row, p_i):

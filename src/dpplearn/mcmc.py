@@ -36,13 +36,13 @@ class Target(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What a step did: evaluations of the density, the sum of their rungs, undecided and crossed comparisons, lost digits."""
+    """What a step did: evaluations, the sum of their rungs, comparisons undecided and crossed, lost digits."""
 
-    evaluations: Int[Array, ""]
-    rungs: Int[Array, ""]
-    undecided: Int[Array, ""]
-    crossed: Int[Array, ""]
-    lost: Int[Array, ""]
+    evaluations: Int[Array, "*n"] | int
+    rungs: Int[Array, "*n"] | int
+    undecided: Int[Array, "*n"] | int
+    crossed: Int[Array, "*n"] | int
+    lost: Int[Array, "*n"] | int
 
 
 class Info(NamedTuple):
@@ -55,8 +55,9 @@ class Info(NamedTuple):
 
 
 NO_COUNTS = Counts(0, 0, 0, 0, 0)
-MOST_STEPS_OUT = 64
+MOST_INTERVALS = 64
 MOST_SHRINKS = 200
+FEWEST_PER_PARAMETER = 5  # draws that a covariance is estimated from, per parameter
 
 
 def evaluated_at(target: Target, position: Position) -> Evaluated:
@@ -71,6 +72,7 @@ def compare(
 
     Yes when log u lies under the lower bound of the ratio, no when it is not under the upper bound (E1, E2).
     On the last rung the midpoint decides, and a comparison that was still open there counts as undecided.
+    The counts hold the evaluation of `proposed` itself and every one that tightened.
     """
 
     def verdict(proposed, current):
@@ -86,9 +88,10 @@ def compare(
     def tighten(state):
         proposed, current, counts = state
         pair = tuple(_tightened(target, e) for e in (proposed, current))
-        return *pair, jax.tree.map(jnp.add, counts, Counts(2, pair[0].rung + pair[1].rung, 0, 0, 0))
+        return *pair, _count_evaluation(_count_evaluation(counts, pair[0]), pair[1])
 
-    state = proposed, current, jax.tree.map(jnp.asarray, NO_COUNTS)
+    counts = _count_evaluation(jax.tree.map(jnp.asarray, NO_COUNTS), proposed)
+    state = proposed, current, counts
     if target.rungs > 1:
         state = jax.lax.while_loop(is_open, tighten, state)
     proposed, current, counts = state
@@ -119,7 +122,9 @@ def _count_evaluation(counts: Counts, evaluated: Evaluated) -> Counts:
 Proposal = Callable[[Key[Array, ""], Position], tuple[Position, Float[Array, ""]]]
 
 
-def metropolis_step(target: Target, propose: Proposal, key: Key[Array, ""], current: Evaluated) -> tuple[Evaluated, Info]:
+def metropolis_step(
+    target: Target, propose: Proposal, key: Key[Array, ""], current: Evaluated
+) -> tuple[Evaluated, Info]:
     """Algorithms 1 and 3: propose, accept if u < r; on rejection the state stays.
 
     `propose(key, Θ)` returns Θ' and log f(Θ|Θ') - log f(Θ'|Θ), 0 for a symmetric walk.
@@ -132,7 +137,7 @@ def metropolis_step(target: Target, propose: Proposal, key: Key[Array, ""], curr
     accept = accept & jnp.isfinite(log_ratio)
     state = jax.tree.map(lambda a, b: jnp.where(accept, a, b), proposed, current)
     zero = jnp.zeros(1)
-    return state, Info(accept.astype(float)[None], zero, zero, _count_evaluation(counts, proposed))
+    return state, Info(accept.astype(float)[None], zero, zero, counts)
 
 
 def random_walk(factor: Float[Array, "p p"]) -> Proposal:
@@ -148,17 +153,22 @@ def random_walk(factor: Float[Array, "p p"]) -> Proposal:
 
 
 def slice_update(
-    target: Target, key: Key[Array, ""], current: Evaluated, direction: Position
+    target: Target,
+    key: Key[Array, ""],
+    current: Evaluated,
+    direction: Position,
+    most: Int[Array, ""] | int = MOST_INTERVALS,
 ) -> tuple[Evaluated, Info]:
     """Algorithm 2 along a direction: an interval of the direction's length, stepped out while inside, then shrunk.
 
-    One log u serves every end point and candidate. Stepping out is limited by Neal's random split of
-    MOST_STEPS_OUT; the loop has one density in it, and its phase says what the next point is for.
+    One log u serves every end point and candidate. The interval grows to at most `most` lengths, by Neal's random
+    split (1: no stepping out). The loop has one density in it, and its phase says what the next point is for.
     """
     u_key, start_key, split_key, shrink_key = jax.random.split(key, 4)
     log_u = jnp.log(jax.random.uniform(u_key))
     left = -jax.random.uniform(start_key)
-    to_left = jnp.floor(MOST_STEPS_OUT * jax.random.uniform(split_key)).astype(int)
+    to_left = jnp.floor(most * jax.random.uniform(split_key)).astype(int)
+    to_right = most - 1 - to_left
     STEP_LEFT, STEP_RIGHT, SHRINK, DONE = range(4)
 
     def unfinished(state):
@@ -197,18 +207,18 @@ def slice_update(
             "out": state["out"] + step_left + step_right,
             "shrunk": shrunk,
             "current": accepted,
-            "counts": jax.tree.map(jnp.add, state["counts"], _count_evaluation(counts, point)),
+            "counts": jax.tree.map(jnp.add, state["counts"], counts),
         }
 
     origin = current.position
-    first = jnp.where(to_left > 0, STEP_LEFT, STEP_RIGHT)
+    first = jnp.select([to_left > 0, to_right > 0], [STEP_LEFT, STEP_RIGHT], SHRINK)
     zero = jnp.zeros((), int)
     start = {
         "phase": first,
         "left": left,
         "right": left + 1,
         "steps_left": to_left,
-        "steps_right": MOST_STEPS_OUT - 1 - to_left,
+        "steps_right": to_right,
         "out": zero,
         "shrunk": zero,
         "current": current,
@@ -221,12 +231,16 @@ def slice_update(
 
 
 def sweep_step(
-    target: Target, key: Key[Array, ""], current: Evaluated, directions: Float[Array, "u p"]
+    target: Target,
+    key: Key[Array, ""],
+    current: Evaluated,
+    directions: Float[Array, "u p"],
+    most: Int[Array, ""] | int = MOST_INTERVALS,
 ) -> tuple[Evaluated, Info]:
     """One slice update along each row of `directions`, in turn."""
 
     def update(current, key_and_direction):
-        current, info = slice_update(target, key_and_direction[0], current, key_and_direction[1])
+        current, info = slice_update(target, key_and_direction[0], current, key_and_direction[1], most)
         return current, info
 
     current, infos = jax.lax.scan(update, current, (jax.random.split(key, len(directions)), directions))
@@ -258,7 +272,7 @@ def hyperrectangle_step(
         low = jnp.where(~inside & below, point.position, low)
         high = jnp.where(~inside & ~below, point.position, high)
         accepted = jax.tree.map(lambda a, b: jnp.where(inside, a, b), point, current)
-        counts = jax.tree.map(jnp.add, counts, _count_evaluation(more, point))
+        counts = jax.tree.map(jnp.add, counts, more)
         return low, high, inside, shrunk + ~inside, accepted, counts
 
     start = (low, low + widths, jnp.zeros((), bool), jnp.zeros((), int), current, jax.tree.map(jnp.asarray, NO_COUNTS))
@@ -270,10 +284,12 @@ def hyperrectangle_step(
 
 
 class Tuning(NamedTuple):
-    """What warm-up tunes and then leaves fixed: a Cholesky factor of the covariance, and log widths or a log scale."""
+    """What warm-up tunes and then leaves fixed: a Cholesky factor of the covariance, log widths or a log scale,
+    and how many intervals a slice may step out to."""
 
     factor: Float[Array, "p p"]
     log_width: Float[Array, " u"]
+    intervals: Int[Array, ""]
 
 
 @dataclass(frozen=True)
@@ -281,7 +297,8 @@ class Sampler:
     """A named step and its tuning; hashable, so that it selects a compiled program.
 
     `step(target, tuning, key, current)`; `updates(p)` widths are tuned, from `first_width(p)`, by `learn(info) -> drift
-    of the log widths`, which sees decisions only; `uses_covariance` says whether the factor follows the covariance.
+    of the log widths`, which sees decisions only; `uses_covariance` says whether the factor follows the covariance,
+    `intervals` how many intervals a slice may step out to once warm-up is over.
     """
 
     name: str
@@ -290,16 +307,18 @@ class Sampler:
     learn: Callable[[Info], Float[Array, " u"]]
     first_width: Callable[[int], float]
     uses_covariance: bool
+    intervals: int = MOST_INTERVALS
 
 
 def _slice_step(target, tuning, key, current):
-    return sweep_step(target, key, current, jnp.exp(tuning.log_width)[:, None] * tuning.factor.T)
+    directions = jnp.exp(tuning.log_width)[:, None] * tuning.factor.T
+    return sweep_step(target, key, current, directions, tuning.intervals)
 
 
 def _random_direction_step(target, tuning, key, current):
     direction_key, update_key = jax.random.split(key)
     direction = tuning.factor @ jax.random.normal(direction_key, current.position.shape)
-    return slice_update(target, update_key, current, jnp.exp(tuning.log_width[0]) * direction)
+    return slice_update(target, update_key, current, jnp.exp(tuning.log_width[0]) * direction, tuning.intervals)
 
 
 def _hyperrectangle_sampler_step(target, tuning, key, current):
@@ -316,6 +335,11 @@ def _balance_slices(info: Info) -> Float[Array, " u"]:
     return (info.out - info.shrunk) / (1 + info.out + info.shrunk)
 
 
+def _cover_slices(info: Info) -> Float[Array, " u"]:
+    # so wide that one update in ten would step out: after warm-up these intervals do without
+    return (info.out > 0) - 0.1
+
+
 def _balance_rectangle(info: Info) -> Float[Array, " u"]:
     # about two shrinks an update: a box somewhat larger than the slice
     return jnp.clip(2.0 - info.shrunk, -2.0, 2.0) / 2
@@ -325,19 +349,35 @@ def _balance_acceptance(info: Info) -> Float[Array, " u"]:
     return info.moved - 0.3
 
 
-_SLICE = Sampler("slice", _slice_step, lambda p: p, _balance_slices, lambda p: 2.0, True)
-_AXES = Sampler("axes", _slice_step, lambda p: p, _balance_slices, lambda p: 1.0, False)
-_RANDOM = Sampler("random-direction", _random_direction_step, lambda p: 1, _balance_slices, lambda p: 1.0, True)
+def _one_each(p: int) -> int:
+    return p
+
+
+def _just_one(_: int) -> int:
+    return 1
+
+
+def _constant_width(width: float) -> Callable[[int], float]:
+    return lambda _: width
+
+
+_SLICE = Sampler("slice", _slice_step, _one_each, _cover_slices, _constant_width(4.0), True, intervals=1)
+_AXES = Sampler("axes", _slice_step, _one_each, _balance_slices, _constant_width(1.0), False)
+_RANDOM = Sampler("random-direction", _random_direction_step, _just_one, _balance_slices, _constant_width(1.0), True)
 _RECTANGLE = Sampler(
-    "hyperrectangle", _hyperrectangle_sampler_step, lambda p: 1, _balance_rectangle, lambda p: 3.0, True
+    "hyperrectangle", _hyperrectangle_sampler_step, _just_one, _balance_rectangle, _constant_width(3.0), True
 )
 _METROPOLIS = Sampler(
-    "metropolis", _metropolis_sampler_step, lambda p: 1, _balance_acceptance, lambda p: 2.4 / p**0.5, True
+    "metropolis", _metropolis_sampler_step, _just_one, _balance_acceptance, lambda p: 2.4 / p**0.5, True
 )
 
 
 def slice_sampler() -> Sampler:
-    """The default: slices along the columns of the Cholesky factor of the warm-up covariance, in turn."""
+    """The default: slices along the columns of the Cholesky factor of the warm-up covariance, in turn.
+
+    Warm-up steps out and widens the intervals until one update in ten would; the draws then use them as they are,
+    which saves the two evaluations that testing the ends costs.
+    """
     return _SLICE
 
 
@@ -365,9 +405,9 @@ def metropolis_sampler() -> Sampler:
 
 
 class Warmup(NamedTuple):
-    """Running mean and sum of squares of the positions since the last window, and their number."""
+    """Running mean and sum of squares of the positions since the last window, and how many were seen."""
 
-    count: Float[Array, ""]
+    seen: Float[Array, ""]
     mean: Float[Array, " p"]
     squares: Float[Array, "p p"]
 
@@ -383,7 +423,8 @@ class ChainState(NamedTuple):
 def first_state(sampler: Sampler, current: Evaluated) -> ChainState:
     """A chain before its first step."""
     p = len(current.position)
-    tuning = Tuning(jnp.eye(p), jnp.full(sampler.updates(p), jnp.log(sampler.first_width(p))))
+    # narrow at first: far out, where chains begin, wide steps ask for the dearest likelihoods
+    tuning = _first_tuning(sampler, jnp.eye(p) / 4)
     return ChainState(current, tuning, Warmup(jnp.zeros(()), jnp.zeros(p), jnp.zeros((p, p))))
 
 
@@ -401,20 +442,23 @@ def chain_step(
     """
     current, info = sampler.step(target, state.tuning, jax.random.fold_in(key, step), state.current)
     tuning, warmup = state.tuning, _observe(state.warmup, current.position)
-    rate = jnp.maximum(0.05, 2 / (10 + warmup.count))
+    rate = jnp.maximum(0.05, 2 / (10 + warmup.seen))
     tuning = tuning._replace(log_width=tuning.log_width + rate * sampler.learn(info))
     if sampler.uses_covariance:
-        ended = is_window_end(step, tune)
+        # a covariance of hardly more draws than parameters would freeze the chain
+        ended = is_window_end(step, tune) & (warmup.seen >= FEWEST_PER_PARAMETER * len(current.position))
         renewed = _tuned(sampler, warmup)
         fresh = jax.tree.map(jnp.zeros_like, warmup)
         tuning = jax.tree.map(lambda a, b: jnp.where(ended, a, b), renewed, tuning)
         warmup = jax.tree.map(lambda a, b: jnp.where(ended, a, b), fresh, warmup)
+    last = jnp.where(step + 1 == tune, sampler.intervals, tuning.intervals)
+    tuning = tuning._replace(intervals=last)
     adapted = jax.tree.map(lambda a, b: jnp.where(step < tune, a, b), (tuning, warmup), (state.tuning, state.warmup))
     return ChainState(current, *adapted), info
 
 
 def _observe(warmup: Warmup, position: Position) -> Warmup:
-    count = warmup.count + 1
+    count = warmup.seen + 1
     delta = position - warmup.mean
     mean = warmup.mean + delta / count
     return Warmup(count, mean, warmup.squares + jnp.outer(delta, position - mean))
@@ -422,9 +466,15 @@ def _observe(warmup: Warmup, position: Position) -> Warmup:
 
 def _tuned(sampler: Sampler, warmup: Warmup) -> Tuning:
     """The factor of the observed covariance, drawn a little towards its own diagonal, and first widths."""
-    covariance = warmup.squares / jnp.maximum(warmup.count - 1, 1)
-    weight = warmup.count / (warmup.count + 5)
+    covariance = warmup.squares / jnp.maximum(warmup.seen - 1, 1)
+    weight = warmup.seen / (warmup.seen + 5)
     diagonal = jnp.diag(jnp.diagonal(covariance) + 1e-10)
     p = len(covariance)
     factor = jnp.linalg.cholesky(weight * covariance + (1 - weight) * diagonal + 1e-12 * jnp.eye(p))
-    return Tuning(factor, jnp.full(sampler.updates(p), jnp.log(sampler.first_width(p))))
+    return _first_tuning(sampler, factor)
+
+
+def _first_tuning(sampler: Sampler, factor: Float[Array, "p p"]) -> Tuning:
+    p = len(factor)
+    log_width = jnp.full(sampler.updates(p), jnp.log(sampler.first_width(p)))
+    return Tuning(factor, log_width, jnp.asarray(MOST_INTERVALS))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from dpplearn.kernels import ContinuousGaussian, Uniform, log_qualities, similarity_matrix
+from dpplearn.kernels import AnyArray, ContinuousGaussian, Uniform, log_qualities, similarity_matrix
 from dpplearn.linalg import log_det, log_esp_of_matrix
 from dpplearn.spectra import real_space, window
 
@@ -23,13 +23,16 @@ class Bounds(NamedTuple):
     upper: Float[Array, "*shape"]
 
 
-def l_matrix(kernel: Any, items: Float[Array, "N D"]) -> Float[Array, "N N"]:
+def l_matrix(kernel: Any, items: Float[AnyArray, "N D"]) -> Float[Array, "N N"]:
     """L_ij = q_i k_ij q_j on all items (3)."""
+    items = jnp.asarray(items)
     q = jnp.exp(log_qualities(kernel, items))
     return q[:, None] * similarity_matrix(kernel, items) * q[None, :]
 
 
-def log_z_items(kernel: Any, items: Float[Array, "N D"], size: int | None) -> tuple[Float[Array, ""], Bool[Array, ""]]:
+def log_z_items(
+    kernel: Any, items: Float[AnyArray, "N D"], size: int | None
+) -> tuple[Float[Array, ""], Bool[Array, ""]]:
     """log det(I + L) (7), or log e_k(λ) (8) for a k-DPP, and whether its digits are lost."""
     matrix = l_matrix(kernel, items)
     if size is None:
@@ -45,8 +48,12 @@ def log_z_real_space(kernel: ContinuousGaussian, dim: int, size: int | None) -> 
     return real_space.log_normalizer_fixed_size(kernel, dim, size)
 
 
-def log_z_windows(kernel: Uniform, windowed: window.Windowed, size: int | None) -> Float[Array, " W"]:
-    """log det(I + L) of the kernel living on each window (25), or log e_k(λ)."""
+def log_z_windows(
+    kernel: Uniform, windowed: window.Windowed, size: int | None
+) -> tuple[Float[Array, " W"], Bool[Array, " W"]]:
+    """log det(I + L) of the kernel living on each window (25), or log e_k(λ), and whether its digits are lost."""
     if size is None:
-        return window.uniform_log_normalizer(kernel, windowed)
-    return window.uniform_log_normalizer_fixed_size(kernel, windowed, size)
+        value = window.uniform_log_normalizer(kernel, windowed)
+        return value, jnp.zeros(value.shape, bool)
+    value, round_off = window.uniform_log_normalizer_fixed_size(kernel, windowed, size)
+    return value, ~(round_off <= LARGEST_ROUND_OFF)

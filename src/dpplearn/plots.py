@@ -165,7 +165,7 @@ def data(data: PointPatterns | Subsets, max_panels: int = 12) -> Figure:
 @_styled
 def moments(moments: Mapping[str, Any]) -> Figure:
     """What the fitted model predicts for simple statistics of a set, and what was observed."""
-    names = moments["names"]
+    names, has_errors = moments["names"], False
     figure, panels = _grid(len(names), columns=2, height=1.6, extra=0.35)
     for axes, name in zip(panels, names, strict=True):
         predicted = _finite(np.asarray(moments[name]["predicted"], dtype=float))
@@ -174,6 +174,7 @@ def moments(moments: Mapping[str, Any]) -> Figure:
             axes.hist(predicted, bins=30 if np.ptp(predicted) > 0 else 1, color=SKY, edgecolor="white", linewidth=0.2)
         if error is not None and np.isfinite(error):
             axes.axvspan(observed - 2 * error, observed + 2 * error, color=VERMILION, alpha=0.15, linewidth=0)
+            has_errors = True
         axes.axvline(observed, color=VERMILION, linewidth=1.8)
         axes.set_title(name)
         axes.set_yticks([])
@@ -184,7 +185,7 @@ def moments(moments: Mapping[str, Any]) -> Figure:
         Line2D([], [], color=VERMILION, linewidth=1.8, label="observed"),
         Patch(facecolor=VERMILION, alpha=0.15, label="± 2 standard errors"),
     ]
-    figure.legend(handles=key, loc="outside upper left", ncols=3)
+    figure.legend(handles=key[: 3 if has_errors else 2], loc="outside upper left", ncols=3)
     return figure
 
 

@@ -1,7 +1,6 @@
 """Draws as ArviZ groups, and the summary of a fit: the only module that knows arviz-base and arviz-stats."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray
-from arviz_stats.base import array_stats
+from arviz_stats.base.array import array_stats
 from scipy import stats
 
 from dpplearn.data import PointPatterns, Subsets
@@ -89,9 +88,8 @@ def convergence(values: np.ndarray) -> dict[str, float | None]:
         return dict.fromkeys(("r_hat", "ess_bulk", "ess_tail"))
     with np.errstate(all="ignore"):
         r_hat = array_stats.rhat(values, chain_axis=0, draw_axis=1) if values.shape[0] > 1 else np.nan
-        axes = {"chain_axis": 0, "draw_axis": 1}
-        bulk = array_stats.ess(values, method="bulk", **axes)
-        tail = array_stats.ess(values, method="tail", prob=(0.05, 0.95), **axes)
+        bulk = array_stats.ess(values, chain_axis=0, draw_axis=1, method="bulk")
+        tail = array_stats.ess(values, chain_axis=0, draw_axis=1, method="tail", prob=(0.05, 0.95))
     return {k: _number(v) for k, v in zip(("r_hat", "ess_bulk", "ess_tail"), (r_hat, bulk, tail), strict=True)}
 
 
@@ -118,8 +116,10 @@ def summarize(model: Model, posterior: xarray.Dataset, run: Mapping[str, Any]) -
         warnings.append(f"{run['decisions']['undecided']} decisions stayed undecided: the posterior is not exact")
     if run["decisions"]["crossed"]:
         warnings.append(f"{run['decisions']['crossed']} times bounds crossed: please report this")
-    if run["lost_digits"]:
-        warnings.append(f"{run['lost_digits']} likelihood evaluations lost their digits; see the draws they concern")
+    if run["lost_draws"]:  # a lost evaluation elsewhere was only looked at
+        warnings.append(
+            f"the likelihoods of {run['lost_draws']} draws lost digits to round-off (`is_lost` in posterior.nc)"
+        )
     sizes = _sizes_at_draws(model, posterior)
     warnings = _count_warnings(model, sizes) + warnings
     return {
@@ -142,21 +142,21 @@ def summarize(model: Model, posterior: xarray.Dataset, run: Mapping[str, Any]) -
 
 
 def _not_converged(parameters: Mapping[str, Mapping[str, float | None]]) -> str:
-    def worst(key, best):
-        values = [p[key] for p in parameters.values()]
-        return "none" if None in values else f"{best(v for v in values if v is not None):.4g}"
-
+    r_hats = [p["r_hat"] for p in parameters.values()]
+    effective = [p[key] or 0.0 for p in parameters.values() for key in ("ess_bulk", "ess_tail")]
+    largest = "unknown" if None in r_hats else f"{max(r for r in r_hats if r is not None):.3f}"
     return (
-        f"not converged: largest R-hat {worst('r_hat', max)} (wanted at most {MAX_R_HAT}), "
-        f"fewest effective draws {min(float(worst(k, min)) if worst(k, min) != 'none' else 0 for k in ('ess_bulk', 'ess_tail')):.0f} "
-        f"(wanted {MIN_ESS}); run longer with --resume and a larger --draws, or a larger --tune"
+        f"not converged: largest R-hat {largest} (wanted at most {MAX_R_HAT}), fewest effective draws "
+        f"{min(effective):.0f} (wanted {MIN_ESS}); go on with --resume and a larger --draws, or tune longer"
     )
 
 
 def _exactness(model: Model) -> str:
     if isinstance(model.data, Subsets):
-        return f"Cholesky of the {len(model.data.base)} by {len(model.data.base)} matrix I + L" if model.size is None else (
-            f"eigenvalues of the {len(model.data.base)} by {len(model.data.base)} matrix L"
+        return (
+            f"Cholesky of the {len(model.data.base)} by {len(model.data.base)} matrix I + L"
+            if model.size is None
+            else (f"eigenvalues of the {len(model.data.base)} by {len(model.data.base)} matrix L")
         )
     return {"gaussian": "closed spectrum on all of space", "custom": "a separable continuous kernel"}.get(
         model.name, "separable spectrum on the window"
@@ -224,11 +224,11 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """JSON without NaN or Infinity, in one move."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    partial.replace(path)
 
 
 def write_tree(path: Path, tree: xarray.DataTree) -> None:
     """posterior.nc, in one move."""
     partial = path.with_name(path.name + ".partial")
     tree.to_netcdf(partial, engine="h5netcdf")
-    os.replace(partial, path)
+    partial.replace(path)

@@ -133,29 +133,37 @@ def _table(fit: Any) -> str:
             "mean": number(stats.get("mean"), spread),
             "sd": number(sd, sd and sd / 5),
             "90 % interval": words.interval(stats, "–"),
-            "unit": units.get(name) or "–",
+            "unit": _unit(units.get(name)),
             "R-hat": ("–" if r_hat is None else f"{r_hat:.3f}") + " ⚠" * is_bad[0],
             "ESS": (f"{min(ess):.0f}" if ess else "–") + " ⚠" * is_bad[1],
         }
     return _html_table("quantity", rows, "All quantities with posterior median, mean, sd and 90 % interval")
 
 
+def _unit(unit: str | None) -> str:
+    """Unbroken, and as a factor where it begins with a number."""
+    unit = unit or "–"
+    return f"{'× ' * (unit[0].isdigit() and not unit.startswith('1/'))}{unit}".replace(" ", "\u00a0")
+
+
 def _moments(moments: Mapping[str, Any]) -> str:
     """What the statistics are, and a row for each."""
-    rows = {}
+    rows, errors = {}, [moments[name].get("observed_se") for name in moments["names"]]
+    has_errors = any(error is not None and np.isfinite(error) for error in errors)
     for name in moments["names"]:
         draws = np.asarray(moments[name]["predicted"], dtype=float)
         low, middle, high = map(float, np.quantile(draws, (0.05, 0.5, 0.95)))
         stats, error = {"q05": low, "q95": high}, moments[name].get("observed_se")
         rows[escape(name)] = {
             "observed": number(moments[name]["observed"], error or words.spread(stats)),
-            "standard error": number(error, error and error / 5),
+            **({"standard error": number(error, error and error / 5)} if has_errors else {}),
             "predicted": number(middle, words.spread(stats)),
             "90 % interval": words.interval(stats, "–"),
         }
     what = (
         "E|A| is the mean number of members of a set, E Σx² the mean of the sum of their squared coordinates. "
-        "An observed value far outside both the predictions and its own band is a feature the model misses."
+        "An observed value far outside the predictions"
+        f"{' and its own band' if has_errors else ''} is a feature the model misses."
     )
     return f"<p>{what}</p>" + _html_table("statistic", rows, "Observed statistics of a set beside predicted ones")
 
@@ -188,7 +196,7 @@ def _fitted(fit: Any) -> str:
     meaning, symbols = FORMULAS.get((model.name, isinstance(model.data, Subsets)), own)
     size = f" Every set has {model.size} members." if model.size is not None else ""
     exact = {True: "yes", False: "no"}.get(summary.get("is_exact"), "–")
-    reasons = [f"normalising constant: {summary.get('normalizer') or '–'}", summary.get("normalizer_reason")]
+    reason = summary.get("normalizer_reason") or summary.get("normalizer") or "–"
     counts = {**(summary.get("decisions") or {}), "lost_digits": summary.get("lost_digits")}
     timing = summary.get("timing") or {}
     times = [
@@ -201,7 +209,7 @@ def _fitted(fit: Any) -> str:
         "Priors": "<br>".join(_prior_line(fit, name) for name in model.priors),
         "Sampler": _lines([f"{sampler}: {SAMPLERS.get(sampler, 'as given')}",
                            f"{sizes['chain']} chains of {sizes['draw']} draws, seed {summary.get('seed')}"]),
-        "Exact": _lines([f"{exact}; " + ", ".join(filter(None, reasons))]),
+        "Exact": _lines([exact, f"normalising constant {reason}"]),
         "Decisions": _lines([", ".join(f"{key.replace('_', ' ')} {_count(n)}" for key, n in counts.items())]),
         "Time": _lines([", ".join(f"{text} {'–' if s is None else f'{s:.1f} s'}" for text, s in times)]),
         "Software": _lines([", ".join([*map(_version, PACKAGES), f"Python {platform.python_version()}"])]),
@@ -325,8 +333,9 @@ caption { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-pa
 th, td { padding: .5rem .55rem; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line); }
 td, thead th { white-space: nowrap; }
 td[data-label="unit"] { white-space: normal; max-width: 8rem; }
-th[scope="row"] { min-width: 11rem; }
+th[scope="row"] { min-width: 9.5rem; }
 th:first-child { text-align: left; padding-left: 0; }
+section { overflow-x: auto; }
 thead th { color: var(--soft); font-weight: 600; font-size: .85rem; }
 th small { display: block; font-weight: 400; color: var(--soft); line-height: 1.35; max-width: 17rem; }
 code { font: .93em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }

@@ -4,11 +4,14 @@ Every draw has two steps. First a random set of eigenfunctions: the n-th with pr
 k-DPP given that there are k of them. Then the points of the projection onto these, one after the other: x has
 density ‖v⊥(x)‖²/(points to come), v(x) the chosen eigenfunctions at x and v⊥ its part orthogonal to the v of
 the points so far. The draws are exact to round-off, with one approximation that no sample can show: modes whose
-total expected count is under DROPPED of the expected size are left out.
+total expected count is under DROPPED of the expected size are left out (under MOST_DROPPED on a box so small
+against σ that round-off hides the rest; what would need those is refused).
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -37,7 +40,7 @@ LARGEST_BLOCK = 1024  # proposals at a time
 def simulate(
     rng_key: Key[Array, ""] | UInt32[Array, "_"] | UInt32[np.ndarray, "_"],
     kernel: Any,
-    domain_or_items: RealSpace | Box | BaseSet | Float[np.ndarray, "N D"],
+    domain_or_items: RealSpace | Box | BaseSet | Array | np.ndarray,
     sets: int,
     size: int | None = None,
 ) -> PointPatterns | Subsets:
@@ -221,10 +224,11 @@ def _on_box(kernel: Any, box: Box, size: int | None) -> _Process:
     )
 
 
-def _interval_costs(eigenvalues: Float[np.ndarray, " m"]) -> Float[np.ndarray, " m"]:
-    """log e_0/e_n. Its steps grow with n, so steps that stay equal where round-off hides it bound it from below."""
+def _interval_costs(eigenvalues: Float[np.ndarray, " m"]) -> Float[np.ndarray, " n"]:
+    """log e_0/e_n. Its steps grow with n, so where round-off hides it equal steps bound it from below."""
     costs = np.log(eigenvalues[0] / eigenvalues[eigenvalues > eigenvalues[0] * np.exp(-HIDDEN)])
-    step = costs[-1] - costs[-2] if len(costs) > 1 else HIDDEN
+    middle = (len(costs) - 1) // 2
+    step = (costs[-1] - costs[middle]) / (len(costs) - 1 - middle) if len(costs) > 1 else HIDDEN
     return np.append(np.maximum.accumulate(costs), costs[-1] + step * np.arange(1, 200 / step + 2))
 
 
@@ -261,7 +265,7 @@ def _strong_modes(product: _Product, size: int | None) -> tuple[Int[np.ndarray, 
     limit = float(np.min((log_top - log_size - np.log(DROPPED) + log_sums) / theta))
     if limit > product.hidden:
         cost = _multi_indices(product, limit)[1]
-        if log_top + logsumexp(-cost[cost > product.hidden]) > np.log(MOST_DROPPED) + log_size:
+        if np.sum(np.exp(log_top - log_size - cost[cost > product.hidden])) > MOST_DROPPED:
             points = "so many points" if size is None else f"{size} points"
             raise InputError(f"{points} at so long a sigma need modes of the window that lie below round-off")
         limit = product.hidden
@@ -301,7 +305,7 @@ def _multi_indices(product: _Product, limit: float) -> tuple[Int[np.ndarray, "M 
 class _Axis(NamedTuple):
     """Orthonormal functions of one coordinate, with piecewise constant bounds that lie above their squares."""
 
-    knots: Float[np.ndarray, " C+1"]
+    knots: Float[np.ndarray, " K"]  # the ends of the C = K - 1 cells
     bounds: Float[np.ndarray, "m C"]
     cumulative: Float[np.ndarray, "m C"]  # integral of the bound up to the end of each cell
     evaluate: Callable[[Float[np.ndarray, " n"]], Float[np.ndarray, "m n"]]
@@ -352,7 +356,7 @@ def _interval_axis(s: float, count: int) -> _Axis:
     return _with_bounds(knots, larger + excess / (1 - excess) * larger.max(axis=1, keepdims=True), evaluate)
 
 
-def _cells(low: float, high: float, width: float, count: int) -> Float[np.ndarray, " C+1"]:
+def _cells(low: float, high: float, width: float, count: int) -> Float[np.ndarray, " K"]:
     """Ends of equal cells of at most this width, where a table for `count` functions can be afforded."""
     cells = int(np.ceil((high - low) / width))
     if cells * count > MOST_BOUNDS:
@@ -360,7 +364,7 @@ def _cells(low: float, high: float, width: float, count: int) -> Float[np.ndarra
     return np.linspace(low, high, cells + 1)
 
 
-def _larger_end(values: Float[np.ndarray, "m C+1"]) -> Float[np.ndarray, "m C"]:
+def _larger_end(values: Float[np.ndarray, "m K"]) -> Float[np.ndarray, "m K-1"]:
     return np.maximum(np.abs(values[:, :-1]), np.abs(values[:, 1:]))
 
 
@@ -421,3 +425,13 @@ def _inverse_cumulative(cumulative: np.ndarray, rows: np.ndarray, u: np.ndarray)
         is_below = cumulative[rows, middle] <= target
         low, high = np.where(is_below, middle + 1, low), np.where(is_below, high, middle)
     return low
+
+
+class _CallableModule(ModuleType):
+    """Importing a module binds its name in the package: `dpplearn.simulate(…)` then calls the function all the same."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> PointPatterns | Subsets:
+        return simulate(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -19,8 +19,9 @@ LEADING = ("repulsion", "regularity", "intensity", "expected_size", "range", "si
 MAX_R_HAT, MIN_ESS = 1.01, 400
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-# Below these 5 % quantiles repulsion is not told from none (for the first: where in between, its prior says).
-WEAK_REPULSION, WEAK_REGULARITY, FULL_REPULSION = (0.05, 0.1), 0.025, 0.9
+# Below these 5 % quantiles repulsion is not told from none (for the first: where in between, its prior says);
+# with this 5 % quantile and median above the last two, the posterior piles up at the top of the scale.
+WEAK_REPULSION, WEAK_REGULARITY, FULL_REPULSION = (0.05, 0.1), 0.025, (0.75, 0.9)
 
 
 def verdict(fit: Any) -> str:
@@ -33,7 +34,9 @@ def verdict(fit: Any) -> str:
         decile = np.quantile(prior, 0.1) if len(prior) else 0.0
         if repulsion < np.clip(decile, *WEAK_REPULSION):
             return "none"
-        return "full" if repulsion > FULL_REPULSION else "clear"
+        middle = components(fit.summary, "repulsion")[0][1].get("q50")
+        is_full = repulsion > FULL_REPULSION[0] and middle is not None and middle > FULL_REPULSION[1]
+        return "full" if is_full else "clear"
     # Items chosen independently have regularity above 0, and a given size has none. There repulsion is told
     # from none by whether the data moved sigma away from the low end of its prior.
     if regularity is not None and not isinstance(fit.model.data, Subsets):
@@ -73,8 +76,9 @@ def lead(fit: Any) -> list[str]:
             "describe, would look the same here."
         )
     elif found == "full":
-        sentences.append("The posterior piles up at the upper end, as regular as this family allows, or more: "
-                         "look at the check.")  # fmt: skip
+        sentences.append(
+            "The posterior piles up at the upper end: the points may be more regular than this family can describe."
+        )
     if found in ("clear", "full") and components(fit.summary, "range"):
         reach = _estimate(fit, components(fit.summary, "range")[0][0], "range, 90 % interval ")
         sentences.append(f"Neighbours are noticeably rarer up to a distance of {reach}.")
@@ -108,13 +112,12 @@ def _size_sentence(fit: Any) -> str:
 def warnings(summary: Mapping[str, Any]) -> list[str]:
     """The fit's own warnings, and one for each bad sign that they do not mention."""
     decisions = summary.get("decisions") or {}
-    undecided, crossed, lost = decisions.get("undecided"), decisions.get("crossed"), summary.get("lost_digits")
+    undecided, crossed = decisions.get("undecided"), decisions.get("crossed")
     signs = [
         (summary.get("converged") is False, "converge", "The chains have not converged: the numbers may still move. "
          "Run longer, with more draws and more tuning."),
         (undecided, "undecided", f"{undecided} decisions of the sampler stayed undecided: the result is not exact."),
         (crossed, "cross", f"{crossed} pairs of bounds crossed: round-off was larger than expected."),
-        (lost, "digits", f"{lost} evaluations lost digits to round-off."),
     ]  # fmt: skip
     given = [str(warning) for warning in summary.get("warnings") or ()]
     said = " ".join(given).lower()
@@ -187,17 +190,17 @@ def data_lines(data: PointPatterns | Subsets) -> list[str]:
         lines.append(f"windows of {what} {number(min(volumes))} to {number(max(volumes))}")
     else:
         lines.append(f"{data.dim} dimensions, no windows")
-    return [*lines, f"unit: {data.unit or 'not given'}"]
+    return lines if data.unit in ("unit", "units") else [*lines, f"unit: {data.unit or 'not given'}"]
 
 
-def prior_text(distribution: Any) -> str:
+def prior_text(distribution: Any, digits: int = 4) -> str:
     """A NumPyro distribution as it is written on the command line: `LogNormal(-3.2, 1)`; a tuple has one each."""
     if isinstance(distribution, tuple):
-        return "; ".join(map(prior_text, distribution))
+        return "; ".join(prior_text(part, digits) for part in distribution)
     while hasattr(distribution, "base_dist") and not type(distribution).arg_constraints:
         distribution = distribution.base_dist
     values = [np.ravel(getattr(distribution, key)).astype(float) for key in type(distribution).arg_constraints]
-    texts = [", ".join(f"{x:.4g}" for x in (v[:1] if np.ptp(v) == 0 else v)) for v in values]
+    texts = [", ".join(f"{x:.{digits}g}" for x in (v[:1] if np.ptp(v) == 0 else v)) for v in values]
     return f"{type(distribution).__name__}({', '.join(f'[{t}]' if ',' in t else t for t in texts)})"
 
 
@@ -216,7 +219,13 @@ def table_text(summary: Mapping[str, Any]) -> str:
         )
         rows.append((name, *cells))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [[cell.rjust(w) if i in (1, 4, 5) else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))] for row in rows]
+    lines = [
+        [
+            cell.rjust(w) if i in (1, 4, 5) else cell.ljust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in rows
+    ]
     return "\n".join("  ".join(line).rstrip() for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""Models: the posterior density (`density`), default priors (`priors`), named models (`build`), what follows from draws (`derived`)."""
+"""Models: the density (`density`), default priors (`priors`), named models (`build`), what derives (`derived`)."""
 
 from dpplearn.model.build import Model, gaussian, stationary, uniform
 from dpplearn.model.density import Problem, constrain, log_density, unconstrain

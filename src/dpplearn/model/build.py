@@ -1,4 +1,4 @@
-"""`Model` and the named models: a kernel built from parameters, priors, and the data in the form the likelihood wants."""
+"""`Model` and the named models: a kernel built from parameters, priors, and the data as the likelihood wants them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,13 +36,13 @@ class Model:
     size: int | None = None
     name: str = "custom"
     centers: np.ndarray | None = None
-    starts: Priors | None = None  # where chains start from, if not from the priors
+    starts: Mapping[str, Any] | None = None  # where chains start from, if not from the priors
     problem: Problem = field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
         check_size(self.data, self.size)
         with jax.enable_x64(True):
-            kernel = jax.eval_shape(self.build_kernel, _example(self.priors))
+            kernel = self.build_kernel(_example(self.priors))  # its type says where the model lives
             observed = _observe(kernel, self.data, self.centers)
             problem = Problem(dict(self.priors), jax.tree.map(jnp.asarray, observed), self.build_kernel, self.size)
         object.__setattr__(self, "problem", problem)
@@ -54,7 +54,7 @@ class Model:
 
 
 def _example(priors: Priors) -> dict[str, Any]:
-    return {name: jnp.zeros(pr.shape_of(prior)) for name, prior in priors.items()}
+    return {name: jnp.ones(pr.shape_of(prior)) for name, prior in priors.items()}
 
 
 def _observe(kernel: Any, data: PointPatterns | Subsets, centers: np.ndarray | None) -> Observed:
@@ -80,7 +80,9 @@ def check_size(data: PointPatterns | Subsets, size: int | None) -> None:
         wrong = np.flatnonzero(data.counts != size)
         if len(wrong):
             t = int(wrong[0])
-            raise InputError(f"--size {size}: expected {size} points in every set, found {data.counts[t]} in {data.names[t]}")
+            raise InputError(
+                f"--size {size}: expected {size} points in every set, found {data.counts[t]} in {data.names[t]}"
+            )
         if isinstance(data, Subsets) and size > len(data.base):
             raise InputError(f"--size {size}: there are only {len(data.base)} items")
     if not data.counts.sum():
@@ -96,6 +98,7 @@ def stationary(
     """A stationary Gaussian DPP seen through its windows: `intensity`, and `repulsion` from 0 (Poisson) to 1."""
     if isinstance(data, Subsets) or data.windows is None:
         raise InputError("model stationary: expected point patterns with known windows (--windows), found none")
+    check_size(data, None)
     n, volume = _mean_count(data), _mean_volume(data)
     with jax.enable_x64(True):
         default: dict[str, Distribution] = {
@@ -125,7 +128,9 @@ def gaussian(
             if center is not None:
                 raise InputError("--center: on items the quality's centre is the origin; leave the option out")
             default = _item_priors(data, is_scalar, True) | _amplitude_prior(data, size, amplitude)
-            return Model(_item_kernel, _prior_choice(default, priors, prior_set), data, size, "gaussian", starts=default)
+            return Model(
+                _item_kernel, _prior_choice(default, priors, prior_set), data, size, "gaussian", starts=default
+            )
         if amplitude != "fixed":
             raise InputError("--amplitude is for items; on points alpha is always learned")
         centers = _centers(data, center)
@@ -178,7 +183,9 @@ def _is_scalar(covariance: str, isotropic: bool) -> bool:
     return isotropic or covariance == "isotropic"
 
 
-def _prior_choice(default: dict[str, Distribution], priors: Mapping[str, Distribution] | None, prior_set: str) -> Priors:
+def _prior_choice(
+    default: dict[str, Distribution], priors: Mapping[str, Distribution] | None, prior_set: str
+) -> Priors:
     if prior_set not in ("default", "paper"):
         raise InputError(f"--prior-set: expected default or paper, found {prior_set}")
     return pr.with_overrides(pr.paper_priors(default) if prior_set == "paper" else default, priors)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from numpyro.distributions import Distribution, biject_to
 
 from dpplearn import likelihood, normalizer
-from dpplearn.kernels import ContinuousGaussian, Stationary, Uniform
+from dpplearn.kernels import AnyArray, ContinuousGaussian, Stationary, Uniform
 from dpplearn.linalg import SMALLEST_PIVOT
 from dpplearn.normalizer import Bounds
 from dpplearn.spectra import window
@@ -28,15 +28,15 @@ Priors = dict[str, Distribution | tuple[Distribution, ...]]
 class OnItems(NamedTuple):
     """Subsets of a base set."""
 
-    items: Float[Array, "N D"]
-    index: Int[Array, "T k"]
+    items: Float[AnyArray, "N D"]
+    members: Int[AnyArray, "T k"]
 
 
 class OnRealSpace(NamedTuple):
     """Point patterns on R^D."""
 
-    points: Float[Array, "T n D"]
-    mask: Bool[Array, "T n"]
+    points: Float[AnyArray, "T n D"]
+    mask: Bool[AnyArray, "T n"]
 
 
 Observed = OnItems | OnRealSpace | window.Windowed
@@ -108,7 +108,7 @@ def log_likelihood(kernel: Any, observed: Observed, size: int | None) -> tuple[B
         value = jnp.sum(set_terms) + jnp.sum(log_fredholm[observed.which])
         lost = ~jnp.all(pivots >= SMALLEST_PIVOT)
     elif isinstance(observed, OnItems):
-        set_terms, lost_sets = likelihood.log_det_items(kernel, observed.items, observed.index)
+        set_terms, lost_sets = likelihood.log_det_items(kernel, observed.items, observed.members)
         log_z, lost_z = normalizer.log_z_items(kernel, observed.items, size)
         value, lost = jnp.sum(set_terms) - len(set_terms) * log_z, jnp.any(lost_sets) | lost_z
     elif isinstance(observed, OnRealSpace):
@@ -119,8 +119,9 @@ def log_likelihood(kernel: Any, observed: Observed, size: int | None) -> tuple[B
     else:
         assert isinstance(kernel, Uniform)
         set_terms, lost_sets = likelihood.log_det_points(kernel, observed.points, observed.mask)
-        value = jnp.sum(set_terms) - jnp.sum(normalizer.log_z_windows(kernel, observed, size)[observed.which])
-        lost = jnp.any(lost_sets)
+        log_z, lost_z = normalizer.log_z_windows(kernel, observed, size)
+        value = jnp.sum(set_terms) - jnp.sum(log_z[observed.which])
+        lost = jnp.any(lost_sets) | jnp.any(lost_z)
     return Bounds(value, value), lost | ~jnp.isfinite(value)
 
 

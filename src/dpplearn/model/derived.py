@@ -36,14 +36,15 @@ def derive(model: Model, draws: Draws) -> Draws:
     """The derived quantities of each draw by name; what means nothing for the model is left out."""
     if model.name == "stationary":
         return _derive_stationary(model, draws)
-    sigma = draws["sigma"]
     result: Draws = {}
     if model.name == "gaussian":
+        sigma = draws["sigma"]
         scale = draws["gamma"] if "gamma" in draws else draws["rho"]
         result["repulsion"] = np.sqrt(sigma / scale) if "gamma" in draws else sigma / scale
     if model.name == "uniform" and isinstance(model.data, PointPatterns):
         result |= _derive_uniform(model, draws)
-    if model.size is None:
+    # a kernel of the user's own has sizes on items, where they follow from its matrix alone
+    if model.size is None and (model.name != "custom" or isinstance(model.data, Subsets)):
         sizes = expected_sizes(model, draws)
         if sizes is not None:
             result["regularity"] = 1 - np.sum(sizes.variance, 1) / np.sum(sizes.mean, 1)
@@ -206,7 +207,9 @@ def moments(model: Model, draws: Draws) -> dict[str, Any] | None:
         sets = [points - center for points, center in zip(data.arrays(), centers, strict=True)]
         zeroth, second = np.mean(sizes.mean, axis=1), _second_moments(model, draws)
     names = ["E|A|"] + [f"E Σ{'xyz'[d] if second.shape[1] <= 3 else f'x{d}'}²" for d in range(second.shape[1])]
-    observed = [np.array([len(x) for x in sets], float)] + [np.array([np.sum(x[:, d] ** 2) for x in sets]) for d in range(second.shape[1])]
+    observed = [np.array([len(x) for x in sets], float)] + [
+        np.array([np.sum(x[:, d] ** 2) for x in sets]) for d in range(second.shape[1])
+    ]
     result: dict[str, Any] = {"names": names}
     for name, values, seen in zip(names, [zeroth, *second.T], observed, strict=True):
         error = float(np.std(seen, ddof=1) / np.sqrt(len(seen))) if len(seen) > 1 else float("nan")
@@ -221,7 +224,9 @@ def _second_moments(model: Model, draws: Draws) -> Float[np.ndarray, "S D"]:
         sides = np.stack([box.lengths for box in model.data.windows or ()])
         return draws["intensity"][:, None] * np.mean(np.prod(sides, 1)[:, None] * sides**2 / 12, axis=0)
     if isinstance(observed, window.Windowed):
-        return np.stack([_uniform_second(draws["alpha"][s], draws["sigma"][s], observed) for s in range(len(draws["alpha"]))])
+        return np.stack(
+            [_uniform_second(draws["alpha"][s], draws["sigma"][s], observed) for s in range(len(draws["alpha"]))]
+        )
 
     def one(params):
         # E Σ x_d² = Σ p_n ρ²/(2β²) (2 n_d + 1), and Σ p_n n_d is the derivative of log Z in log r_d (22)
@@ -234,7 +239,9 @@ def _second_moments(model: Model, draws: Draws) -> Float[np.ndarray, "S D"]:
         size, degrees = jax.grad(log_z, argnums=(0, 1))(spec.log_top, spec.log_ratio)
         repeats = dim // len(spec.log_ratio)
         beta2 = jnp.sqrt(1 + 2 * jnp.atleast_1d(params["rho"] / params["sigma"]) ** 2)
-        return jnp.broadcast_to(jnp.atleast_1d(params["rho"]) ** 2 / (2 * beta2) * (2 * degrees / repeats + size), (dim,))
+        return jnp.broadcast_to(
+            jnp.atleast_1d(params["rho"]) ** 2 / (2 * beta2) * (2 * degrees / repeats + size), (dim,)
+        )
 
     return _over_draws(one, {name: draws[name] for name in model.priors})
 
@@ -245,8 +252,13 @@ def _uniform_second(alpha: float, sigma: Any, windowed: window.Windowed) -> Floa
     lengths = np.broadcast_to(sigma, (sides.shape[1],))
     per_window = []
     for side in sides:
-        modes = [interval_modes(float(np.clip(s / length, 2e-3, 50.0))) for s, length in zip(lengths, side, strict=True)]
-        modes = [(m.eigenvalues * length, (length * (m.nodes - 0.5)) ** 2 @ m.vectors**2) for m, length in zip(modes, side, strict=True)]
+        modes = [
+            interval_modes(float(np.clip(s / length, 2e-3, 50.0))) for s, length in zip(lengths, side, strict=True)
+        ]
+        modes = [
+            (m.eigenvalues * length, (length * (m.nodes - 0.5)) ** 2 @ m.vectors**2)
+            for m, length in zip(modes, side, strict=True)
+        ]
         keep = [e > 1e-12 * e[0] for e, _ in modes]
         grids = np.meshgrid(*[e[k] for (e, _), k in zip(modes, keep, strict=True)], indexing="ij")
         scaled = alpha * np.prod(grids, axis=0)
@@ -268,5 +280,3 @@ def thin(draws: Draws, most: int) -> Draws:
     n = len(next(iter(draws.values())))
     chosen = np.unique(np.linspace(0, n - 1, min(most, n)).astype(int))
     return {name: values[chosen] for name, values in draws.items()}
-
-

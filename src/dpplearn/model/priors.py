@@ -7,7 +7,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Float
 from numpyro.distributions import Distribution
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 
 from dpplearn.errors import InputError
 
@@ -18,10 +18,7 @@ def median_neighbour_distance(sets: list[Float[np.ndarray, "_ D"]], fallback: fl
     Never among the items of a base set: what matters is how close observed points come. `fallback` where no set
     has two points.
     """
-    distances = []
-    for points in sets:
-        if len(points) > 1:
-            distances.append(cKDTree(points).query(points, k=2)[0][:, 1])
+    distances = [KDTree(points).query(points, k=2)[0][:, 1] for points in sets if len(points) > 1]
     median = float(np.median(np.concatenate(distances))) if distances else 0.0
     return median if median > 0 else fallback
 
@@ -49,7 +46,7 @@ def with_overrides(priors: dict[str, Distribution], overrides: Mapping[str, Dist
         if name not in result:
             raise InputError(f"prior {key}: expected one of {', '.join(_flat_all(priors))}, found {key}")
         prior, shape = overrides[key], shape_of(priors[name])
-        if prior.event_shape or not (prior.batch_shape in ((), shape)):
+        if prior.event_shape or prior.batch_shape not in ((), shape):
             raise InputError(f"prior {key}: expected a distribution of one number")
         if not index:
             result[name] = prior.expand(shape) if shape else prior

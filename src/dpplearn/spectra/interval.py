@@ -111,10 +111,12 @@ def tabulate(lengths: Float[np.ndarray, " l"], low: float, high: float, with_fun
 
 def _legendre_coefficients(modes: IntervalModes, degree: int, n_functions: int) -> np.ndarray:
     """g_n = Σ_l c_ln √(2l+1) P_l(2x-1) by quadrature on the nodes, where g_n(x_i) √w_i = e_n v_in."""
-    basis = legendre_basis(modes.nodes, degree) * modes.sqrt_weights[:, None]
+    # degrees from the number of nodes on are under round-off, but the nodes would alias them
+    known = min(degree, len(modes.nodes))
+    basis = legendre_basis(modes.nodes, known) * modes.sqrt_weights[:, None]
     m = min(n_functions, len(modes.eigenvalues))
     full = np.zeros((degree, n_functions))
-    full[:, :m] = basis.T @ (modes.eigenvalues[:m] * modes.vectors[:, :m])
+    full[:known, :m] = basis.T @ (modes.eigenvalues[:m] * modes.vectors[:, :m])
     return np.stack([full[parity::2, parity::2] for parity in (0, 1)])
 
 

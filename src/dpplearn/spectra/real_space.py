@@ -65,11 +65,23 @@ def _head_sums(z, log_top, log_ratio, extent, dim):
         weight = (flat < total) * (_level_multiplicity(flat, dim) if isotropic else 1.0)
         scaled = z[:, None] * jnp.exp(log_top + degrees @ log_ratio)
         p = scaled / (1 + scaled)
-        terms = jnp.log1p(scaled) @ weight, p @ weight, (p * weight) @ degrees
+        terms = _weighted_log(z, scaled, weight, isotropic), p @ weight, (p * weight) @ degrees
         return jax.tree.map(jnp.add, sums, terms)
 
     start = jnp.zeros_like(z), jnp.zeros_like(z), jnp.zeros((len(z), len(log_ratio)), z.dtype)
     return jax.lax.fori_loop(0, -(-total // BLOCK), add_block, start)
+
+
+def _weighted_log(z, scaled, weight, isotropic):
+    """Σ weight log(1 + z λ). For |z| = 1 and weights 0 and 1 one logarithm of a product serves a block.
+
+    1 + zλ = (1 + λ)(1 - p + z p), p = λ/(1+λ): the factors of the product have modulus at most 1.
+    """
+    if isotropic or not jnp.iscomplexobj(z):
+        return jnp.log1p(scaled) @ weight
+    size = jnp.abs(scaled[0]) * weight
+    p = size / (1 + size)
+    return jnp.sum(jnp.log1p(size)) + jnp.log(jnp.prod(1 - p + z[:, None] * p, axis=1))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(4,))
@@ -96,12 +108,13 @@ def _tail_power_sums(spec: Spectrum, extent: Int[Array, " d"]) -> Float[Array, "
         ways = [_binomial(n0 + spec.dim - 1, spec.dim - 1 - i) for i in range(spec.dim)]
         series = sum(w * jnp.exp(i * log_x) / one_minus_x ** (i + 1) for i, w in enumerate(ways))
         return jnp.exp(m * (spec.log_top + n0 * spec.log_ratio[0])) * series
-    outside = jnp.exp(extent * log_x) / one_minus_x
+    # in one exponent: under the tilt of a k-DPP the top alone may be beyond the largest float
+    outside = jnp.exp(m[:, None] * spec.log_top + extent * log_x) / one_minus_x
     inside = -jnp.expm1(extent * log_x) / one_minus_x
     series = jnp.zeros(POWERS)
     for d in range(spec.dim):  # n_e inside the head for e < d, n_d outside, the others free
         series = series + jnp.prod(inside[:, :d], 1) * outside[:, d] / jnp.prod(one_minus_x[:, d + 1 :], 1)
-    return jnp.exp(m * spec.log_top) * series
+    return series
 
 
 def _binomial(n: Int[Array, ""], k: int) -> Float[Array, ""]:
@@ -112,7 +125,7 @@ def _binomial(n: Int[Array, ""], k: int) -> Float[Array, ""]:
 
 
 def log_fredholm(z: Inexact[Array, " j"], spec: Spectrum) -> Inexact[Array, " j"]:
-    """log det(1 + zL) = Σ log(1 + z λ_n) for real z ≥ 0 or complex z off the negative axis: head plus power sums."""
+    """log det(1 + zL) = Σ log(1 + z λ_n), head plus power sums, for real z ≥ 0 or complex z of modulus 1."""
     z = jax.lax.stop_gradient(jnp.asarray(z))
     extent = _head_extent(z, spec)
     m = jnp.arange(1, POWERS + 1)
@@ -132,7 +145,9 @@ def expected_size(kernel: ContinuousGaussian, dim: int) -> tuple[Float[Array, ""
     spec = spectrum(kernel, dim)
 
     def mean(shift):
-        return jax.jvp(lambda t: log_fredholm(jnp.ones(1), spec._replace(log_top=spec.log_top + t))[0], (shift,), (1.0,))[1]
+        return jax.jvp(
+            lambda t: log_fredholm(jnp.ones(1), spec._replace(log_top=spec.log_top + t))[0], (shift,), (1.0,)
+        )[1]
 
     return jax.jvp(mean, (0.0,), (1.0,))
 
@@ -249,11 +264,15 @@ def log_det_by_modes(kernel: ContinuousGaussian, points: Float[Array, "n D"], ma
         order = jnp.argsort(-(degrees @ log_ratio), descending=False, stable=True)[:count]
         degrees = jnp.asarray(degrees)[order]
         tall = jnp.exp(0.5 * (log_top + degrees @ log_ratio))[:, None] * eigenfunctions(kernel, points, degrees, count)
-        # padded columns become unit vectors of their own, beside the modes
+        # padded columns get rows of their own, longer than all others; a QR keeps its digits row by row only
+        # where rows come in decreasing length
         tall = jnp.where(mask, tall, 0.0)
-        return log_volume(jnp.concatenate([tall, jnp.diag(jnp.where(mask, 0.0, 1.0))]))
+        longest = jax.lax.stop_gradient(1 + 2 * jnp.linalg.norm(tall))
+        rows = jnp.concatenate([tall, jnp.diag(jnp.where(mask, 0.0, longest))])
+        rows = rows[jnp.argsort(-jnp.max(jnp.abs(rows), axis=1))]
+        return log_volume(rows) - 2 * jnp.sum(~mask) * jnp.log(longest)
 
-    counts = [max(32, 2 * n) * 2**i for i in range(4 if dim <= 2 else 3)]
+    counts = [max(40, n + n // 4) * 2**i for i in range(4 if n <= 64 and dim <= 2 else 3)]
     first, second = value(counts[0]), value(counts[1])
     for count in counts[2:]:
         settled = _stands_still(first, second)

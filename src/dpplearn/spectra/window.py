@@ -12,8 +12,8 @@ What neither covers expects more than four times the observed points (or is flat
 likelihood is so small that no chain goes there. It comes back as NaN, which is counted and reported.
 """
 
-import dataclasses
-from itertools import product
+from functools import lru_cache
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import jax
@@ -22,13 +22,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from dpplearn.data import PointPatterns
-from dpplearn.kernels import Stationary, Uniform
-from dpplearn.linalg import log_det, log_tilt
+from dpplearn.kernels import AnyArray, Stationary, Uniform
+from dpplearn.linalg import log_dets, log_tilt
 from dpplearn.spectra.interval import SQRT_2PI, Table, edge_corrections, interval_modes, legendre_basis, tabulate
 from dpplearn.spectra.real_space import circle_log_esp, tilt_by_newton
 
 POWERS = 6  # powers of the kernel taken exactly beside the strong modes
 ROUND_OFF = 1e-15
+BLOCK = 256  # strong modes at a time
 STEP = 1.5  # each table covers σ up to STEP times its lower end
 ENDS_APART = 0.02  # σ below this part of every side: the two ends do not see each other
 # Where the edge form is used: u up to `weak`, with `powers` powers (weak ** powers is round-off).
@@ -36,40 +37,31 @@ WEAK = {1: (0.35, 36)}
 WEAK_DEFAULT = (0.1, 15)
 
 
-def _tree(cls: type, static: tuple[str, ...] = ()):
-    names = [f.name for f in dataclasses.fields(cls)]
-    return jax.tree_util.register_dataclass(cls, [n for n in names if n not in static], list(static))
-
-
 class Segment(NamedTuple):
     """One table, and the tensor modes that can matter in its range of σ."""
 
     table: Table
-    order: Int[Array, "W M D"]
+    order: Int[AnyArray, "W B M D"]  # in blocks of at most BLOCK, by decreasing eigenvalue
 
 
-@dataclasses.dataclass(frozen=True)
-class Windowed:
+class Windowed(NamedTuple):
     """Patterns on windows, ready for the likelihood. Patterns with equal windows share one (`which`)."""
 
-    points: Float[Array, "T n D"]  # measured from the lower corner of the pattern's window
-    mask: Bool[Array, "T n"]
-    which: Int[Array, " T"]
-    sides: Float[Array, "W D"]
-    side_lengths: Float[Array, " l"]
-    side_index: Int[Array, "W D"]
-    basis: Float[Array, "T D n j"]  # Legendre polynomials at the points
-    pairs: Int[Array, "P 3"]  # (pattern, i, j), i ≤ j, close enough to interact in the edge form
+    points: Float[AnyArray, "T n D"]  # measured from the lower corner of the pattern's window
+    mask: Bool[AnyArray, "T n"]
+    which: Int[AnyArray, " T"]
+    sides: Float[AnyArray, "W D"]
+    side_lengths: Float[AnyArray, " l"]
+    side_index: Int[AnyArray, "W D"]
+    basis: Float[AnyArray, "T D n j"]  # Legendre polynomials at the points
+    pairs: Int[AnyArray, "P 3"]  # (pattern, i, j), i ≤ j, close enough to interact in the edge form
     segments: tuple[Segment, ...]
-    series: Float[Array, "S C l m"]  # the eigenvalues of all segments, padded to the longest
-    most: float  # the largest intensity that the tables cover
+    series: Float[AnyArray, "S C l m"]  # the eigenvalues of all segments, padded to the longest
+    most: Float[AnyArray, ""] | float  # the largest intensity that the tables cover
 
     @property
     def dim(self) -> int:
         return self.points.shape[2]
-
-
-Windowed = _tree(Windowed)
 
 
 def _weak(dim: int) -> tuple[float, int]:
@@ -87,16 +79,20 @@ def prepare(data: PointPatterns, with_functions: bool = True) -> Windowed:
     points = np.where(data.mask[..., None], data.points - lower[:, None], sides[which][:, None] / 2)
     low, high = _table_range(data, sides)
     ends = _table_ends(low, high, float(sides.min()))
-    most = _most_points(data) / float(np.mean([box.volume for box in data.windows]))
+    most = _largest_intensity(data)
     segments = []
-    for a, b in zip(ends[:-1], ends[1:], strict=True):
-        table = tabulate(side_lengths, a, b, with_functions)
-        order = _strong_modes(table, sides, most) if with_functions else np.zeros((len(sides), 0, data.dim), int)
+    for a, b in pairwise(ends):
+        table = _table(tuple(map(float, side_lengths)), float(a), float(b), with_functions)
+        order = _strong_modes(table, sides, most) if with_functions else np.zeros((len(sides), 0, 0, data.dim), int)
         segments.append(Segment(table, order))
     degree = 2 * max(segment.table.functions.shape[3] for segment in segments)
     basis = legendre_basis(np.moveaxis(points / sides[which][:, None], 2, 1), degree if with_functions else 0)
     weak, powers = _weak(data.dim)
-    reach = np.sqrt(2 * powers * (39 + powers * np.log(weak))) if -39 / np.log(weak) > 2 * powers else 39 / np.sqrt(-2 * np.log(weak))
+    reach = (
+        np.sqrt(2 * powers * (39 + powers * np.log(weak)))
+        if -39 / np.log(weak) > 2 * powers
+        else 39 / np.sqrt(-2 * np.log(weak))
+    )
     pairs = _near_pairs(points, data.mask, float(reach * low)) if with_functions else np.zeros((0, 3), int)
     tables = [segment.table.eigenvalues for segment in segments]
     full = np.max([table.shape for table in tables], axis=0)
@@ -105,16 +101,27 @@ def prepare(data: PointPatterns, with_functions: bool = True) -> Windowed:
     return Windowed(points, data.mask, which, sides, side_lengths, index, basis, pairs, tuple(segments), series, most)
 
 
+@lru_cache(maxsize=64)
+def _table(lengths: tuple[float, ...], low: float, high: float, with_functions: bool) -> Table:
+    # remembered: many fits on equal windows, as in a simulation study, build their tables once
+    return tabulate(np.array(lengths), low, high, with_functions)
+
+
 def _most_points(data: PointPatterns) -> float:
-    """More points than any Θ of interest expects on a mean window."""
-    return 4 * float(np.mean(data.counts)) + 20
+    """More points than any Θ of interest expects on a mean window, rounded up so that similar data share programs."""
+    most = 4 * float(np.mean(data.counts)) + 20
+    return float(2 ** (np.ceil(3 * np.log2(most)) / 3))
+
+
+def _largest_intensity(data: PointPatterns) -> float:
+    return _most_points(data) / float(np.mean([box.volume for box in data.windows or ()]))
 
 
 def _table_range(data: PointPatterns, sides: np.ndarray) -> tuple[float, float]:
     """The range of σ the tables cover: from weak interaction at the largest intensity to fifty windows."""
     dim = sides.shape[1]
     weak, _ = _weak(dim)
-    intensity = _most_points(data) / float(np.mean([box.volume for box in data.windows or ()]))
+    intensity = _largest_intensity(data)
     low = float(((weak / intensity) ** (1 / dim)) / SQRT_2PI)
     return min(low, ENDS_APART * float(sides.min())), 50 * float(sides.max())
 
@@ -143,11 +150,15 @@ def _strong_modes(table: Table, sides: np.ndarray, most: float) -> np.ndarray:
         extents = [range(int(np.sum((largest * r) ** (POWERS + 1) > ROUND_OFF))) for r in relative]
         grid = np.array(list(product(*extents)), dtype=int).reshape(-1, dim)
         kappa = largest * np.prod([relative[d][grid[:, d]] for d in range(dim)], axis=0)
-        orders.append(grid[kappa ** (POWERS + 1) > ROUND_OFF])
-    longest = max(map(len, orders))
+        strongest = np.argsort(-kappa, kind="stable")
+        orders.append(grid[strongest[kappa[strongest] ** (POWERS + 1) > ROUND_OFF]])
+    longest = max(1, *map(len, orders))
+    blocks = -(-longest // BLOCK)
+    length = blocks * -(-longest // blocks)
     # pad with the last mode of each side, whose eigenvalue is negligible
     pad = np.full((1, dim), n_functions - 1)
-    return np.stack([np.concatenate([o, np.repeat(pad, longest - len(o), axis=0)]) for o in orders])
+    padded = [np.concatenate([o, np.repeat(pad, length - len(o), axis=0)]) for o in orders]
+    return np.stack(padded).reshape(len(sides), blocks, -1, dim)
 
 
 def _near_pairs(points: np.ndarray, mask: np.ndarray, reach: float) -> np.ndarray:
@@ -156,7 +167,9 @@ def _near_pairs(points: np.ndarray, mask: np.ndarray, reach: float) -> np.ndarra
         near = np.sum((x[:, None] - x) ** 2, axis=-1) <= reach**2
         i, j = np.nonzero(np.triu(near & present[:, None] & present))
         rows.append(np.stack([np.full_like(i, t), i, j], axis=1))
-    return np.concatenate(rows)
+    pairs = np.concatenate(rows)
+    length = max(128, 2 ** int(np.ceil(np.log2(max(len(pairs), 1)))))
+    return np.concatenate([pairs, np.repeat(pairs[:1], length - len(pairs), axis=0)])  # few shapes, few programs
 
 
 # ------------------------------------------------------------------ one-dimensional modes at a given σ
@@ -204,34 +217,45 @@ def _l_matrix(intensity, points, sigma, e, g, order):
     L = Σ_{m≤J} λ^m ∏_d k_d^(m) + G diag(κ^(J-1)/(1-κ)) Gᵀ, k^(m) = g diag(e^(m-2)) gᵀ, G = λ ∏ g, κ = λ ∏ e;
     e, g per dimension, `order` the strong modes.
     """
-    dim = points.shape[1]
     result = intensity * jnp.exp(-jnp.sum((points[:, None] - points) ** 2, -1) / (2 * sigma**2))
-    for m in range(2, POWERS + 1):
-        power = intensity**m
-        for d in range(dim):
-            power = power * ((g[d] * e[d] ** (m - 2)) @ g[d].T)
-        result = result + power
-    kappa, modes = intensity, intensity
-    for d in range(dim):
-        kappa = kappa * e[d][order[:, d]]
-        modes = modes * g[d][:, order[:, d]]
-    return result + (modes * (kappa ** (POWERS - 1) / (1 - kappa))) @ modes.T
+
+    def add_power(m, total):
+        factors = [(g_d * e_d ** (m - 2)) @ g_d.T for g_d, e_d in zip(g, e, strict=True)]
+        return total + intensity**m * jnp.prod(jnp.stack(factors), axis=0)
+
+    # a loop, not its unrolled copies: there is one of these for every table
+    result = jax.lax.fori_loop(2, POWERS + 1, add_power, result)
+
+    def add_modes(total, some):
+        kappa = _strong_kappa(intensity, e, some)
+
+        def add():
+            modes = intensity
+            for d in range(points.shape[1]):
+                modes = modes * g[d][:, some[:, d]]
+            return total + (modes * (kappa ** (POWERS - 1) / (1 - kappa))) @ modes.T
+
+        # modes come in decreasing κ, and at the present λ most of a table's may be too weak to count
+        return jax.lax.cond(jnp.max(kappa) ** (POWERS + 1) > ROUND_OFF, add, lambda: total), None
+
+    return jax.lax.scan(add_modes, result, order)[0]
+
+
+def _strong_kappa(intensity, e, order):
+    """κ = λ ∏_d e_d of the strong modes."""
+    kappa = intensity
+    for d in range(order.shape[-1]):
+        kappa = kappa * e[d][order[..., d]]
+    return kappa
 
 
 def _log_fredholm_marginal(intensity, sides, e, order):
     """log det(I - K_W) = -Σ_{m≤J} λ^m ∏ tr(k_d^m)/m + Σ_modes [log(1-κ) + Σ_{m≤J} κ^m/m]; -inf where some κ ≥ 1."""
-    traces = -intensity * jnp.prod(sides)
-    kappa = intensity
-    for d in range(len(sides)):
-        kappa = kappa * e[d][order[:, d]]
-    rest = jnp.log1p(-jnp.minimum(kappa, 1.0)) + kappa
-    for m in range(2, POWERS + 1):
-        trace = intensity**m / m
-        for d in range(len(sides)):
-            trace = trace * jnp.sum(e[d] ** m)
-        traces = traces - trace
-        rest = rest + kappa**m / m
-    return traces + jnp.sum(rest)
+    m = jnp.arange(2, POWERS + 1)
+    traces = intensity**m / m * jnp.prod(jnp.sum(e[:, None, :] ** m[:, None], axis=2), axis=0)
+    kappa = _strong_kappa(intensity, e, order).ravel()
+    rest = jnp.log1p(-jnp.minimum(kappa, 1.0)) + kappa + jnp.sum(kappa[:, None] ** m / m, axis=1)
+    return jnp.sum(rest) - intensity * jnp.prod(sides) - jnp.sum(traces)
 
 
 def stationary_terms(kernel: Stationary, windowed: Windowed):
@@ -241,8 +265,8 @@ def stationary_terms(kernel: Stationary, windowed: Windowed):
     l_matrices, log_fredholm = jax.lax.switch(_regime(intensity, sigma, windowed), branches, intensity, sigma, windowed)
     scale = jnp.sqrt(jnp.where(windowed.mask, jnp.diagonal(l_matrices, axis1=1, axis2=2), 1.0))
     unit = l_matrices / (scale[:, :, None] * scale[:, None, :])
-    log_dets, pivots = jax.vmap(log_det)(unit, jnp.asarray(windowed.mask))
-    return log_dets + 2 * jnp.sum(jnp.log(scale), axis=1), log_fredholm, pivots
+    values, pivots = log_dets(unit, jnp.asarray(windowed.mask))
+    return values + 2 * jnp.sum(jnp.log(scale), axis=1), log_fredholm, pivots
 
 
 def _regime(intensity, sigma, windowed: Windowed) -> Int[Array, ""]:
@@ -264,10 +288,12 @@ def _stationary_by_table(segment: Segment):
         order = jnp.asarray(segment.order)
         n_functions = g.shape[-1]
 
-        def one(points, g, w):
+        def one(pattern):
+            points, g, w = pattern
             return _l_matrix(intensity, points, sigma, e[w, :, :n_functions], g, order[w])
 
-        l_matrices = jax.vmap(one)(windowed.points, g, windowed.which)
+        # one pattern after the other: a batched product of small matrices is slower than the products
+        l_matrices = jax.lax.map(one, (jnp.asarray(windowed.points), g, jnp.asarray(windowed.which)))
         fredholm = jax.vmap(lambda s, e, o: _log_fredholm_marginal(intensity, s, e, o))
         return l_matrices, fredholm(windowed.sides, e, order)
 
@@ -296,7 +322,9 @@ def _stationary_by_edges(intensity, sigma, windowed: Windowed):
     strength = intensity * (SQRT_2PI * sigma) ** windowed.dim
     first = intensity * jnp.exp(-jnp.sum(squared, 1) / 2)
     values = first + jnp.sum(intensity * strength ** (m - 1) * jnp.prod(one_dim, axis=1), axis=1)
-    l_matrices = jnp.zeros((*windowed.mask.shape, windowed.mask.shape[1])).at[t, i, j].set(values).at[t, j, i].set(values)
+    l_matrices = (
+        jnp.zeros((*windowed.mask.shape, windowed.mask.shape[1])).at[t, i, j].set(values).at[t, j, i].set(values)
+    )
     traces = _edge_power_traces(windowed, sigma, powers)  # (W, m)
     all_m = jnp.arange(1, powers + 1)
     return l_matrices, -jnp.sum(intensity * strength ** (all_m - 1) * traces / all_m, axis=1)
@@ -310,9 +338,11 @@ def _edge_power_traces(windowed: Windowed, sigma, powers: int) -> Float[Array, "
     return jnp.prod(windowed.sides[:, :, None] / jnp.sqrt(m) - 2 * sigmas[:, None] * lost, axis=1)
 
 
-def _not_covered(intensity, sigma, windowed: Windowed):
+def _not_covered(_intensity, _sigma, windowed: Windowed):
     nan = jnp.full((), jnp.nan)
-    return jnp.broadcast_to(nan, (*windowed.mask.shape, windowed.mask.shape[1])), jnp.broadcast_to(nan, len(windowed.sides))
+    return jnp.broadcast_to(nan, (*windowed.mask.shape, windowed.mask.shape[1])), jnp.broadcast_to(
+        nan, len(windowed.sides)
+    )
 
 
 # ------------------------------------------------------------------ the L-model, L = α exp(-Σ (x_d-y_d)²/2σ_d²)
@@ -329,7 +359,7 @@ def uniform_log_normalizer(kernel: Uniform, windowed: Windowed) -> Float[Array, 
     def by_edges(alpha, sigma):
         return _edge_log_fredholm(windowed, sigma, jnp.log(alpha), jnp.ones(1))[:, 0]
 
-    def not_covered(alpha, sigma):
+    def not_covered(_alpha, _sigma):
         return jnp.full(len(windowed.sides), jnp.nan)
 
     weak, _ = _weak(windowed.dim)
@@ -338,14 +368,22 @@ def uniform_log_normalizer(kernel: Uniform, windowed: Windowed) -> Float[Array, 
     return jax.lax.switch(regime, [by_table, by_edges, not_covered], alpha, sigma)
 
 
-def uniform_log_normalizer_fixed_size(kernel: Uniform, windowed: Windowed, size: int) -> Float[Array, " W"]:
-    """log e_k of L on each window, k = size, by the Fourier sum of `circle_log_esp`."""
+def uniform_log_normalizer_fixed_size(
+    kernel: Uniform, windowed: Windowed, size: int
+) -> tuple[Float[Array, " W"], Float[Array, " W"]]:
+    """log e_k of L on each window, k = size, by the Fourier sum of `circle_log_esp`, and its round-off.
+
+    Computed eigenvalues have errors of eps λ₁, so log e_k errs by about eps λ₁ Σ ∂log e_k/∂λ_i, ∂log e_k/∂λ ≈ R/(1+Rλ).
+    """
     sigma = jnp.broadcast_to(jnp.asarray(kernel.sigma), (windowed.dim,))
 
     def by_table(sigma):
         def one(modes):
             log_r = log_tilt(jax.lax.stop_gradient(modes), size)
-            return circle_log_esp(lambda phases: _log_fredholm(modes * jnp.exp(log_r), phases, size), log_r, size)
+            scaled = modes * jnp.exp(log_r)
+            value = circle_log_esp(lambda phases: _log_fredholm(scaled, phases, size), log_r, size)
+            strongest = -jnp.sort(-jax.lax.stop_gradient(scaled))[: 2 * size]
+            return jnp.stack([value, jnp.finfo(value.dtype).eps * strongest[0] * jnp.sum(1 / (1 + strongest))])
 
         return _over_modes(windowed, sigma, one)
 
@@ -354,14 +392,18 @@ def uniform_log_normalizer_fixed_size(kernel: Uniform, windowed: Windowed, size:
             def fredholm(log_r, phases):
                 return _edge_log_fredholm(windowed, sigma, log_r, phases)[w]
 
-            log_r = tilt_by_newton(lambda x: fredholm(x, jnp.ones(1))[0], jnp.log(size / jnp.prod(windowed.sides[w])), size)
-            return circle_log_esp(lambda phases: fredholm(log_r, phases), log_r, size)
+            log_r = tilt_by_newton(
+                lambda x: fredholm(x, jnp.ones(1))[0], jnp.log(size / jnp.prod(windowed.sides[w])), size
+            )
+            value = circle_log_esp(lambda phases: fredholm(log_r, phases), log_r, size)
+            return jnp.stack([value, jnp.zeros(())])
 
         return jnp.stack([one(w) for w in range(len(windowed.sides))])
 
     # below the tables k points are always weak at the scale σ; above them nothing is resolved any more
     regime = jnp.where(_in_table(windowed, sigma), 0, 1)
-    return size * jnp.log(kernel.alpha) + jax.lax.switch(regime, [by_table, by_edges], sigma)
+    values, round_off = jax.lax.switch(regime, [by_table, by_edges], sigma).T
+    return size * jnp.log(kernel.alpha) + values, round_off
 
 
 def uniform_sizes(kernel: Uniform, windowed: Windowed) -> tuple[Float[Array, " W"], Float[Array, " W"]]:
@@ -420,7 +462,10 @@ def _log_fredholm(modes: Float[Array, " n"], phases, size: int):
     ordered = -jnp.sort(-modes)
     m = jnp.arange(1, 29)
     tail_sums = jnp.sum(ordered[head:, None] ** m, axis=0)
-    return jnp.sum(jnp.log1p(phases[:, None] * ordered[:head]), axis=1) - ((-phases[:, None]) ** m) @ (tail_sums / m)
+    # 1 + zλ = (1 + λ)(1 - p + z p), p = λ/(1+λ): one logarithm of a product of factors of modulus at most 1
+    p = ordered[:head] / (1 + ordered[:head])
+    heads = jnp.sum(jnp.log1p(ordered[:head])) + jnp.log(jnp.prod(1 - p + phases[:, None] * p, axis=1))
+    return heads - ((-phases[:, None]) ** m) @ (tail_sums / m)
 
 
 def _edge_log_fredholm(windowed: Windowed, sigma, log_scale, phases):
