@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -31,6 +31,8 @@ def folder(tmp_path, monkeypatch):
     Path("p.csv").write_text("pattern,x,y\na,0.5,0.5\na,1,0\nb,0.25,0.5\n")
     Path("w.csv").write_text("xmin,xmax,ymin,ymax\n0,1,0,1\n")
     Path("w2.csv").write_text("pattern,xmin,xmax,ymin,ymax\na,0,1,0,1\nb,0,1,0,1\n")
+    Path("p1.csv").write_text("pattern,x,y\na,0.5,0.5\na,1,0\n")
+    Path("empty.csv").write_text("pattern,x,y\na,,\nb,,\n")
     Path("s.json").write_text("[[0, 1], [], [2]]")
     Path("s.csv").write_text("set,item\na,0\na,1\n")
     Path("i.csv").write_text("id,f\na,0\nb,1\nc,2\n")
@@ -193,7 +195,54 @@ MISTAKES = {
         ["fit", "p.csv", "--center", "window", "--out", "out"],
         "--center window: expected points with windows; add --windows FILE",
     ),
+    "center of uniform": (
+        [*FIT, "--model", "uniform", "--center", "origin"],
+        "--center with --model uniform: it has no center; leave out --center",
+    ),
+    # what only the model can refuse
+    "another size": (
+        ["fit", "p.csv", "--size", "2", "--out", "out"],
+        "--size 2: expected 2 points in every set, found 1 in b",
+    ),
+    "another size on a window": (
+        [*FIT, "--model", "uniform", "--size", "2"],
+        "--size 2: expected 2 points in every set, found 1 in b",
+    ),
+    "another size on items": (
+        [*ON_ITEMS, "--size", "2"],
+        "--size 2: expected 2 points in every set, found 0 in ",
+    ),
+    "nothing seen": (
+        ["fit", "empty.csv", "--windows", "w2.csv", "--out", "out"],
+        "no set holds a point: nothing can be learned",
+    ),
+    "prior of nothing": (
+        [*FIT, "--prior", "tau=Gamma(1,1)"],
+        "prior tau: expected one of intensity, repulsion, found tau",
+    ),
+    "prior of another model": (
+        [*FIT, "--prior", "rho=Gamma(1,1)"],
+        "prior rho: expected one of intensity, repulsion, found rho",
+    ),
+    "component of a scalar prior": (
+        [*FIT, "--prior", "repulsion[0]=Uniform(0,1)"],
+        "prior repulsion[0]: expected one of intensity, repulsion, found repulsion[0]",
+    ),
+    "component that is not there": (
+        ["fit", "p.csv", "--prior", "sigma[2]=Gamma(1,1)", "--out", "out"],
+        "prior sigma[2]: expected one of alpha, rho[0], rho[1], sigma[0], sigma[1], found sigma[2]",
+    ),
+    "prior of an amplitude that cancels": (
+        ["fit", "p1.csv", "--size", "2", "--isotropic", "--prior", "alpha=Gamma(1,1)", "--out", "out"],
+        "prior alpha: expected one of rho, sigma, found alpha",
+    ),
+    "prior of a fixed amplitude": (
+        [*ON_ITEMS, "--prior", "alpha=Gamma(1,1)"],
+        "prior alpha: expected one of gamma[0], sigma[0], found alpha",
+    ),
     # simulate
+    "no params": (SIMULATE[:3] + SIMULATE[5:], "Missing option '--params'."),
+    "no sets": (SIMULATE[:5] + SIMULATE[7:], "Missing option '--sets'."),
     "simulated model": (
         replaced(SIMULATE, model="x"),
         "--model: expected one of gaussian, stationary, uniform, found 'x'",
@@ -335,7 +384,7 @@ def test_priors_keep_every_digit():
 # What follows the checks, with a stand-in for the fit
 
 
-class Interrupted(Exception):  # noqa: N818
+class Interrupted(KeyboardInterrupt):
     def __init__(self, message: str):
         super().__init__(message)
         self.message = message
@@ -344,10 +393,7 @@ class Interrupted(Exception):  # noqa: N818
 @pytest.fixture
 def stand_in(folder, monkeypatch):
     """Records what the models and the fit are given; `outcome` says what the fit does."""
-    seen = SimpleNamespace(outcome={"converged": True, "undecided": 0, "warnings": []}, raises=None, saved=[])
-    inference = ModuleType("dpplearn.inference")
-    inference.Interrupted = Interrupted
-    monkeypatch.setitem(sys.modules, "dpplearn.inference", inference)
+    seen = SimpleNamespace(outcome={"converged": True, "undecided": 0, "warnings": []}, raises=None)
 
     def model(name):
         def build(data, **options):
@@ -358,14 +404,14 @@ def stand_in(folder, monkeypatch):
 
     def fit(model, *, progress, **settings):
         seen.settings = settings
-        for phase in ("tune", "draw"):
-            for done in range(0, 101, 5):
-                progress(phase, done, 100)
+        for phase, total in (("compile", 1), ("tune", 100), ("draw", 100)):
+            for done in range(0, total + 1, min(total, 5)):
+                progress(phase, done, total)
         if seen.raises:
             raise seen.raises
         summary = {key: seen.outcome[key] for key in ("converged", "warnings")}
         summary["decisions"] = {"undecided": seen.outcome["undecided"]}
-        return SimpleNamespace(summary=summary, table=lambda: "a table", save=seen.saved.append)
+        return SimpleNamespace(summary=summary, table=lambda: "a table")
 
     for name in ("gaussian", "stationary", "uniform"):
         monkeypatch.setattr(dpplearn, name, model(name), raising=False)
@@ -380,12 +426,36 @@ def test_a_fit_prints_priors_progress_table_and_the_path_of_its_report(stand_in,
     assert cli.main(FIT) == 0
     out, err = capsys.readouterr()
     assert out == "a table\nout/report.html\n"
-    assert "  sigma  LogNormal(0, 1)\n" in err
-    assert "warm-up 50/100 " in err
-    assert "drawing 100/100 " in err
+    expected = [
+        "  sigma  LogNormal(0, 1)\n",
+        "\ncompiling\n",
+        "\nwarm-up 50/100 ",
+        "\ndrawing 0/100",
+        "\ndrawing 100/100 ",
+    ]
+    places = [err.index(line) for line in expected]
+    assert places == sorted(places)
     assert "steps/s" in err
     assert "warning" not in err
-    assert stand_in.saved == [Path("out")]
+
+
+def test_priors_progress_table_warnings_path_in_this_order(stand_in, capfd, monkeypatch):
+    monkeypatch.setattr(cli, "_say", lambda message: print(message, flush=True))
+    stand_in.outcome |= {"warnings": ["the counts differ"], "converged": False}
+    assert cli.main(FIT) == 3
+    out = capfd.readouterr().out
+    expected = [
+        "priors, frozen",
+        "compiling",
+        "warm-up 0",
+        "drawing 100/100",
+        "a table",
+        "warning: the c",
+        "out/report",
+    ]
+    places = [out.index(line) for line in expected]
+    assert places == sorted(places)
+    assert out.endswith("\nout/report.html\n")
 
 
 @pytest.mark.parametrize(
@@ -444,7 +514,7 @@ def test_exit_code_3(stand_in, capsys, outcome):
     assert cli.main(FIT) == 3
     out, err = capsys.readouterr()
     assert "warning: the counts differ\n" in err
-    assert "warning: not converged, or with undecided decisions" in err
+    assert err.endswith("warning: the results are written, but do not trust them yet\n")
     assert out.endswith("\nout/report.html\n")
 
 
@@ -452,7 +522,7 @@ def test_exit_code_3(stand_in, capsys, outcome):
     ("stop", "message"),
     [
         (Interrupted("stopped at 3 of 9; --resume goes on"), "stopped at 3 of 9; --resume goes on"),
-        (KeyboardInterrupt(), "stopped; the same command with --resume goes on"),
+        (KeyboardInterrupt(), "stopped"),
     ],
 )
 def test_exit_code_130(stand_in, capsys, stop, message):
@@ -599,14 +669,216 @@ def test_help_needs_no_heavy_import(tmp_path):
     assert result.returncode == 0
 
 
-def test_simulated_patterns_can_be_fitted(folder):
-    where = ["--windows", "w.csv", "--sets", "2", "--seed", "1", "--out", "drawn.csv"]
-    drawn = run("simulate", "--model", "stationary", "--params", "intensity=20,repulsion=.5", *where, cwd=folder)
-    assert (drawn.returncode, drawn.stdout) == (0, "drawn.csv\n"), drawn.stderr
-    few = ["--chains", "2", "--draws", "20", "--tune", "20"]
-    fitted = run("fit", "drawn.csv", "--windows", "drawn_windows.csv", "--out", "out", *few, cwd=folder)
-    assert fitted.returncode in {0, 3}, fitted.stderr
-    assert fitted.stdout.splitlines()[-1] == "out/report.html"
-    written = {path.name for path in Path("out").iterdir()}
-    assert {"posterior.nc", "summary.json", "run.json", "report.html", "trace.png"} <= written
-    assert set(json.loads(Path("out/summary.json").read_text())["parameters"]) == {"intensity", "repulsion"}
+# the whole journey, in this process, with few draws
+
+
+FEW = ["--chains", "2", "--draws", "6", "--tune", "10"]
+
+
+def points_csv(path: str, counts: tuple[int, ...], dim: int, scale: float = 1.0, unit: str = "") -> None:
+    """Random patterns in the unit cube, and `windows.csv` beside them."""
+    rng = np.random.default_rng(1)
+    axes = "xyz"[:dim]
+    rows = [f"{t}," + ",".join(map(str, scale * rng.random(dim))) for t, n in enumerate(counts) for _ in range(n)]
+    Path(path).write_text("\n".join([f"pattern,{','.join(axes)}", *rows]) + "\n")
+    ends = ",".join(f"{a}min,{a}max" for a in axes)
+    windows = [f"{t},{','.join(['0', str(scale)] * dim)},{unit}" for t in range(len(counts))]
+    Path("windows.csv").write_text("\n".join([f"pattern,{ends},unit", *windows]) + "\n")
+
+
+def fitted(capsys, *arguments: str) -> tuple[dict, str]:
+    """The summary and what was printed."""
+    assert cli.main([*arguments, "--out", "out", *FEW]) == 3  # so few draws never converge
+    out, err = capsys.readouterr()
+    assert out.endswith("\nout/report.html\n")
+    assert "warning: not converged" in err
+    assert Path("out/report.html").exists()
+    return json.loads(Path("out/summary.json").read_text()), err
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Drawing them takes longer than such short runs."""
+    monkeypatch.setattr("dpplearn.plots.png", lambda _: b"")
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("cells", 42),
+        pytest.param("swedishpines", 71, marks=pytest.mark.slow),
+        pytest.param("japanesepines", 65, marks=pytest.mark.slow),
+        pytest.param("redwood", 62, marks=pytest.mark.slow),
+        pytest.param("pyramidal", 1400, marks=pytest.mark.slow),
+    ],
+)
+def test_shipped_data(folder, capsys, name, count):
+    summary, _ = fitted(capsys, "fit", name)
+    assert summary["model"] == "stationary"
+    assert summary["data"]["points"] == count
+    if name == "pyramidal":
+        assert "differ in their counts" in summary["warnings"][0]
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(
+    ("dim", "options", "names"),
+    [
+        pytest.param(1, ["--windows", "windows.csv"], {"intensity", "repulsion"}, marks=pytest.mark.slow),
+        pytest.param(
+            1,
+            ["--windows", "windows.csv", "--model", "uniform"],
+            {"alpha", "sigma[0]"},
+            marks=pytest.mark.slow,
+        ),
+        (2, ["--prior", "rho=Gamma(2,1)"], {"alpha", "rho[0]", "rho[1]", "sigma[0]", "sigma[1]"}),
+        pytest.param(2, ["--center", "origin", "--isotropic"], {"alpha", "rho", "sigma"}, marks=pytest.mark.slow),
+        pytest.param(2, ["--size", "9", "--isotropic"], {"rho", "sigma"}, marks=pytest.mark.slow),
+        pytest.param(
+            2,
+            ["--windows", "windows.csv", "--model", "uniform", "--size", "9", "--isotropic"],
+            {"sigma"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(3, ["--isotropic"], {"alpha", "rho", "sigma"}, marks=pytest.mark.slow),
+        pytest.param(3, ["--windows", "windows.csv"], {"intensity", "repulsion"}, marks=pytest.mark.slow),
+    ],
+)
+def test_points_of_any_dimension(folder, capsys, dim, options, names):
+    points_csv("points.csv", (9, 9), dim, unit="mm")
+    summary, err = fitted(capsys, "fit", "points.csv", *options)
+    assert set(summary["parameters"]) == names
+    assert summary["data"]["dimension"] == dim
+    if "--windows" in options:
+        power = {1: "", 2: "²", 3: "³"}[dim]
+        assert summary["units"].get("intensity", f"1/mm{power}") == f"1/mm{power}"
+    if "--prior" in options:
+        assert "  rho    Gamma(2, 1)\n" in err
+
+
+def items_file(name: str) -> None:
+    x = np.random.default_rng(2).normal(size=(15, 2))
+    if name.endswith(".npy"):
+        np.save(name, x)
+    elif name.endswith(".parquet"):
+        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(arrow.table({"f": x[:, 0], "g": x[:, 1]}), name)
+    else:
+        Path(name).write_text("id,f,g\n" + "".join(f"n{i},{a},{b}\n" for i, (a, b) in enumerate(x)))
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("items", ["items.csv", "items.npy", "items.parquet"])
+@pytest.mark.parametrize("subsets", ["sets.json", "sets.csv"])
+def test_subsets_in_every_format_give_the_same_draws(folder, capsys, items, subsets, draws_of_subsets):
+    items_file(items)
+    sets = [[0, 3, 7], [1, 4, 9], [2, 8, 14]]
+    rows = [f"{t},{i}" for t, chosen in enumerate(sets) for i in chosen]
+    text = json.dumps(sets) if subsets.endswith("json") else "\n".join(["set,item", *rows]) + "\n"
+    Path(subsets).write_text(text)
+    summary, _ = fitted(capsys, "fit", subsets, "--items", items, "--size", "3", "--isotropic")
+    assert set(summary["parameters"]) == {"gamma", "sigma"}
+    draws_of_subsets.append(summary["parameters"])
+    assert summary["parameters"] == draws_of_subsets[0]
+
+
+@pytest.fixture(scope="module")
+def draws_of_subsets() -> list[dict]:
+    return []
+
+
+SIMULATED = {  # model, parameters, where, and what fit is given besides
+    "stationary": ("stationary", "intensity=15,repulsion=.5", ["--windows", "w.csv"], []),
+    "uniform": ("uniform", "alpha=20,sigma=.1", ["--windows", "w.csv"], ["--model", "uniform", "--isotropic"]),
+    "gaussian": ("gaussian", "alpha=20,rho=1,sigma=.2", [], ["--isotropic"]),
+    "gaussian, a k-DPP in 3-D": (
+        "gaussian",
+        "rho=1,sigma=.2",
+        ["--dim", "3", "--size", "5"],
+        ["--isotropic", "--size", "5"],
+    ),
+    "gaussian on items": ("gaussian", "gamma=1,sigma=.5", ["--items", "items.csv"], ["--isotropic"]),
+    "uniform on items": (
+        "uniform",
+        "sigma=.5,alpha=.3",
+        ["--items", "items.csv"],
+        ["--model", "uniform", "--amplitude", "learn", "--isotropic"],
+    ),
+    "a k-DPP on items": (
+        "uniform",
+        "sigma=.5",
+        ["--items", "items.csv", "--size", "3"],
+        ["--model", "uniform", "--size", "3", "--isotropic"],
+    ),
+}
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(
+    "case",
+    [name if name == "gaussian on items" else pytest.param(name, marks=pytest.mark.slow) for name in SIMULATED],
+)
+def test_what_simulate_writes_fit_reads(folder, capsys, case):
+    model, params, where, options = SIMULATED[case]
+    items_file("items.csv")
+    drawn = "drawn.json" if "--items" in where else "drawn.csv"
+    simulate = ["simulate", "--model", model, "--params", params, "--sets", "3", "--seed", "1", "--out", drawn]
+    assert cli.main([*simulate, *where]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{drawn}\n"
+    first = Path(drawn).read_text()
+    if "--windows" in where:
+        assert err == "note: fit with --windows drawn_windows.csv\n"
+        where = ["--windows", "drawn_windows.csv"]
+    elif "--items" in where:
+        where = where[:2]
+    else:
+        where = []
+    summary, _ = fitted(capsys, "fit", drawn, *where, *options)
+    assert summary["model"] == model
+    assert summary["data"]["sets" if drawn.endswith("json") else "patterns"] == 3
+    Path(drawn).unlink()
+    Path("drawn_windows.csv").unlink(missing_ok=True)
+    again = [a if a != "drawn_windows.csv" else "w.csv" for a in [*simulate, *SIMULATED[case][2]]]
+    assert cli.main(again) == 0
+    assert Path(drawn).read_text() == first  # one seed, one result
+
+
+def test_exit_code_0_and_every_file(folder, capsys):
+    """A run long enough to converge; then --resume with the same options changes nothing and ends the same."""
+    items_file("items.csv")
+    Path("sets.json").write_text(json.dumps([[0, 3], [1, 9], [2, 14], [7], [4, 5, 6]]))
+    arguments = ["fit", "sets.json", "--items", "items.csv", "--model", "uniform", "--isotropic", "--out", "out"]
+    arguments += ["--draws", "700", "--tune", "300"]
+    assert cli.main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert "not converged" not in err
+    names = [
+        "posterior.nc",
+        "summary.json",
+        "run.json",
+        "report.html",
+        "trace.png",
+        "autocorrelation.png",
+        "moments.png",
+    ]
+    assert {path.name for path in Path("out").iterdir()} == {*names, "checkpoint"}
+    before = {name: (Path("out") / name).stat().st_mtime_ns for name in names}
+    assert cli.main([*arguments, "--resume"]) == 0
+    assert capsys.readouterr().out == out
+    assert {name: (Path("out") / name).stat().st_mtime_ns for name in names} == before
+    assert cli.main([*arguments, "--resume", "--seed", "1"]) == 2
+    assert capsys.readouterr().err == "error: --resume out: expected seed 0, as in the run there, found 1\n"
+
+
+@pytest.mark.parametrize("first", ["import dpplearn.simulate", "from dpplearn.simulate import simulate", "pass"])
+def test_simulate_is_a_function_whether_its_module_was_imported_or_not(tmp_path, first):
+    code = (
+        f"{first}\nimport jax, numpy as np, dpplearn as dpp\n"
+        "drawn = dpp.simulate(jax.random.key(0), dpp.kernels.Gaussian(sigma=1.0), np.eye(3), 2)\n"
+        "assert len(drawn) == 2\n"
+        "from dpplearn.simulate import simulate\nassert callable(simulate)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(dpplearn.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)

@@ -102,6 +102,8 @@ MOMENTS = {
         ((0.55, 0.71, 0.86), "clear", "The points repel each other"),
         ((0.003, 0.04, 0.15), "none", "Repulsion is not distinguishable from none"),
         ((0.08, 0.3, 0.6), "none", "Repulsion is not distinguishable from none"),  # below the prior's lowest decile
+        ((0.64, 0.91, 0.99), "clear", "The points repel each other"),
+        ((0.79, 0.95, 1.0), "full", "The points are as regular as this family allows, or more"),
         ((0.92, 0.97, 0.99), "full", "The points are as regular as this family allows, or more"),
     ],
 )
@@ -110,7 +112,7 @@ def test_stationary_verdicts(quantiles: tuple, verdict: str, title: str) -> None
     assert (words.verdict(fit), words.headline(fit)) == (verdict, title)
     text = " ".join(words.lead(fit))
     assert "on a scale from 0 (no interaction) to 1 (the strongest this family can have)" in text
-    assert ("look at the check" in text) == (verdict == "full")
+    assert ("piles up at the upper end" in text) == (verdict == "full")
     assert ("3.2 m (range, 90 % interval 2.8 to 3.5)" in text) == (verdict != "none")
 
 
@@ -158,11 +160,11 @@ def test_uniform_on_items_has_no_repulsion_but_sigma() -> None:
 
 
 def test_warnings_are_the_fits_own_and_what_they_do_not_mention() -> None:
-    fit = stationary(0.5, 0.6, 0.7, converged=False, lost_digits=4, warnings=["chains did not converge: run longer"])
+    fit = stationary(0.5, 0.6, 0.7, converged=False, warnings=["chains did not converge: run longer"])
     fit.summary["decisions"]["undecided"] = 2
     found = words.warnings(fit.summary)
     assert found[0] == "chains did not converge: run longer"
-    assert [sum(word in line for line in found) for word in ("converge", "undecided", "digits")] == [1, 1, 1]
+    assert [sum(word in line for line in found) for word in ("converge", "undecided")] == [1, 1]
     page = report.fit_report(fit)
     assert page.index("Before you use these numbers") < page.index("<h1>")
     assert "Before you use" not in report.fit_report(stationary(0.5, 0.6, 0.7))

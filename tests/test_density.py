@@ -1,0 +1,69 @@
+"""What the compiled density must not contain: batched LAPACK calls, which can deadlock two chains at once.
+
+JAX's batched LAPACK kernels wait for workers of the very pool that runs them. Two programs in two threads then
+wait for each other for ever (seen with 31 patterns and two chains on two cores), so every factorisation here is
+of one matrix, in a loop over sets.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpplearn as dpp
+from dpplearn.model import log_density
+
+LAPACK = {"cholesky", "eigh", "qr", "geqrf", "geqp3", "householder_product", "lu", "svd", "triangular_solve"}
+
+
+def batched_factorisations(jaxpr) -> list[str]:
+    """Names of LAPACK primitives with an operand of more than two dimensions, in all inner programs too."""
+    found = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in LAPACK and any(v.aval.ndim > 2 for v in equation.invars):
+            found.append(equation.primitive.name)
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                found += batched_factorisations(inner)
+    return found
+
+
+def patterns() -> dpp.PointPatterns:
+    rng = np.random.default_rng(0)
+    return dpp.PointPatterns.from_arrays([rng.uniform(size=(6, 2)) for _ in range(3)], window=dpp.Box([0, 0], [1, 1]))
+
+
+def subsets() -> dpp.Subsets:
+    grid = np.stack(np.meshgrid(np.linspace(-0.5, 0.5, 4), np.linspace(-0.5, 0.5, 4)), -1).reshape(-1, 2)
+    return dpp.Subsets.from_lists([[0, 5, 10], [3, 6, 9], [1, 7, 12]], grid)
+
+
+MODELS = {
+    "stationary": lambda: dpp.stationary(patterns()),
+    "uniform on windows": lambda: dpp.uniform(patterns()),
+    "6-DPP on windows": lambda: dpp.uniform(patterns(), size=6),
+    "gaussian on R^D": lambda: dpp.gaussian(patterns()),
+    "6-DPP on R^D": lambda: dpp.gaussian(patterns(), size=6, isotropic=True),
+    "gaussian on items": lambda: dpp.gaussian(subsets()),
+    "3-DPP on items": lambda: dpp.uniform(subsets(), size=3),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_batched_factorisation(name):
+    problem = MODELS[name]().problem
+
+    def value(position):
+        return log_density(problem, position)[0].upper
+
+    position = jnp.zeros(sum(np.size(jnp.zeros(prior.batch_shape)) for prior in problem.priors.values()))
+    assert batched_factorisations(jax.make_jaxpr(value)(position).jaxpr) == []
+    assert batched_factorisations(jax.make_jaxpr(jax.grad(value))(position).jaxpr) == []
+
+
+def test_the_search_finds_a_batched_factorisation():
+    jaxpr = jax.make_jaxpr(jax.vmap(jnp.linalg.cholesky))(jnp.stack([jnp.eye(2)] * 3)).jaxpr
+    assert batched_factorisations(jaxpr) == ["cholesky"]
+    looped = jax.make_jaxpr(lambda x: jax.lax.map(jnp.linalg.cholesky, x))(jnp.stack([jnp.eye(2)] * 3)).jaxpr
+    assert batched_factorisations(looped) == []
