@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 import dpplearn as dpp
+from dpplearn.kernels import Stationary
 from dpplearn.model import log_density
+from dpplearn.model.density import log_likelihood
+from dpplearn.spectra import window
 
 LAPACK = {"cholesky", "eigh", "qr", "geqrf", "geqp3", "householder_product", "lu", "svd", "triangular_solve"}
 
@@ -67,3 +70,24 @@ def test_the_search_finds_a_batched_factorisation():
     assert batched_factorisations(jaxpr) == ["cholesky"]
     looped = jax.make_jaxpr(lambda x: jax.lax.map(jnp.linalg.cholesky, x))(jnp.stack([jnp.eye(2)] * 3)).jaxpr
     assert batched_factorisations(looped) == []
+
+
+def test_groups_by_size_change_nothing():
+    rng = np.random.default_rng(1)
+    counts = [3, 5, 40, 0, 6, 2, 4]
+    box = dpp.Box([0, 0], [1, 1])
+    data = dpp.PointPatterns.from_arrays([rng.uniform(size=(n, 2)) for n in counts], window=box)
+    grouped = window.prepare_by_size(data)
+    assert [group.points.shape[:2] for group in grouped.groups] == [(6, 8), (1, 40)]
+    whole = window.BySize((window.prepare(data),))
+
+    @jax.jit
+    def value(observed, sigma):
+        return log_likelihood(Stationary(intensity=12.0, sigma=sigma), observed, None)[0].upper
+
+    for sigma in (0.02, 0.08):
+        a, b = (value(jax.tree.map(jnp.asarray, observed), jnp.asarray(sigma)) for observed in (grouped, whole))
+        assert np.isfinite(a)
+        assert abs(a - b) < 1e-9
+    alike = [rng.uniform(size=(n, 2)) for n in (20, 22, 24)]
+    assert len(window.prepare_by_size(dpp.PointPatterns.from_arrays(alike, window=box)).groups) == 1

@@ -60,8 +60,7 @@ def main(path: Path) -> None:
     left.set(xscale="log", xlabel="points in a pattern", yticks=range(len(rows)), yticklabels=list(rows))
     left.set_xticks([20, 50, 100, 150], ["20", "50", "100", "150"])
     left.set_xticks([], minor=True)
-    right.set(xlabel="range of repulsion, in median distances to the nearest neighbour", xlim=(0, None))
-    right.xaxis.label.set_fontsize(9)
+    right.set(xlabel="range of repulsion ÷ neighbour distance", xlim=(0, None))
     handles = [left.plot([], [], color=BLUE, lw=5, alpha=0.45)[0], left.plot([], [], "o", color=VERMILION)[0]]
     figure.legend(
         handles, ["prior: 5 % to 95 %, median", "observed"], loc="outside upper center", ncols=2, frameon=False

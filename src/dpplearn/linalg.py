@@ -101,7 +101,7 @@ def log_tilt(eigenvalues: Float[Array, " n"], size: int) -> Float[Array, ""]:
 
 
 def _count_probabilities(p: Float[Array, " n"], size: int) -> Float[Array, "m k"]:
-    """Row i: probabilities of j = 0 … size successes among the first i of independent trials (rows 0 … n-1)."""
+    """Row i: probabilities of j = 0 … size successes among the first i of independent trials (rows 0 … n)."""
 
     def add_trial(row, p_i):
         shifted = jnp.concatenate([jnp.zeros_like(row[:1]), row[:-1]])

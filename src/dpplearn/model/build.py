@@ -65,7 +65,8 @@ def _observe(kernel: Any, data: PointPatterns | Subsets, centers: np.ndarray | N
     if isinstance(kernel, Stationary | Uniform):
         if data.windows is None:
             raise InputError("this model needs the windows the patterns were seen through: give --windows or window=")
-        return window.prepare(data, with_functions=isinstance(kernel, Stationary))
+        is_stationary = isinstance(kernel, Stationary)
+        return window.prepare_by_size(data) if is_stationary else window.prepare(data, with_functions=False)
     if not isinstance(kernel, ContinuousGaussian):
         raise InputError("point patterns need one of the continuous kernels: Stationary, Uniform, ContinuousGaussian")
     shift = np.zeros((len(data), data.dim)) if centers is None else centers

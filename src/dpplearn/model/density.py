@@ -39,7 +39,7 @@ class OnRealSpace(NamedTuple):
     mask: Bool[AnyArray, "T n"]
 
 
-Observed = OnItems | OnRealSpace | window.Windowed
+Observed = OnItems | OnRealSpace | window.Windowed | window.BySize
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,12 @@ def unconstrain(priors: Priors, params: Params) -> Float[Array, " p"]:
 def log_likelihood(kernel: Any, observed: Observed, size: int | None) -> tuple[Bounds, Bool[Array, ""]]:
     """Σ_t log det L_{A^t} - log Z_t, and whether digits were lost on the way."""
     if isinstance(kernel, Stationary):
-        assert isinstance(observed, window.Windowed)
-        set_terms, log_fredholm, pivots = window.stationary_terms(kernel, observed)
-        value = jnp.sum(set_terms) + jnp.sum(log_fredholm[observed.which])
-        lost = ~jnp.all(pivots >= SMALLEST_PIVOT)
+        assert isinstance(observed, window.BySize)
+        value, lost = jnp.zeros(()), jnp.zeros((), bool)
+        for group in observed.groups:
+            set_terms, log_fredholm, pivots = window.stationary_terms(kernel, group)
+            value = value + jnp.sum(set_terms) + jnp.sum(log_fredholm[group.which])
+            lost = lost | ~jnp.all(pivots >= SMALLEST_PIVOT)
     elif isinstance(observed, OnItems):
         set_terms, lost_sets = likelihood.log_det_items(kernel, observed.items, observed.members)
         log_z, lost_z = normalizer.log_z_items(kernel, observed.items, size)
@@ -118,6 +120,7 @@ def log_likelihood(kernel: Any, observed: Observed, size: int | None) -> tuple[B
         value, lost = jnp.sum(set_terms) - len(set_terms) * log_z, jnp.any(lost_sets)
     else:
         assert isinstance(kernel, Uniform)
+        assert isinstance(observed, window.Windowed)
         set_terms, lost_sets = likelihood.log_det_points(kernel, observed.points, observed.mask)
         log_z, lost_z = normalizer.log_z_windows(kernel, observed, size)
         value = jnp.sum(set_terms) - jnp.sum(log_z[observed.which])
