@@ -86,10 +86,22 @@ MISTAKES = {
         "--covariance full is not available yet; choose one of isotropic, diagonal",
     ),
     "amplitude": ([*FIT, "--amplitude", "x"], "--amplitude: expected one of fixed, learn, found 'x'"),
-    "center": ([*FIT, "--center", "x"], "--center: expected one of origin, centroid, window, found 'x'"),
-    "learned center": (
+    "center": ([*FIT, "--center", "x"], "--center: expected one of origin, centroid, window, learn, found 'x'"),
+    "learned center of stationary": (
         [*FIT, "--center", "learn"],
-        "--center learn is not available yet; choose one of origin, centroid, window",
+        "--center with --model stationary: it has no center; leave out --center",
+    ),
+    "learned center on items": (
+        [*ON_ITEMS, "--center", "learn"],
+        "--center: expected points; on items the center of the quality is the origin",
+    ),
+    "prior of a center that is not learned": (
+        ["fit", "p.csv", "--prior", "mu=Normal(0,1)", "--out", "out"],
+        "prior mu: expected one of alpha, rho[0], rho[1], sigma[0], sigma[1], found mu",
+    ),
+    "prior of a center on positive numbers": (
+        ["fit", "p.csv", "--center", "learn", "--prior", "mu=Gamma(1,1)", "--out", "out"],
+        "--prior mu=Gamma(1,1): expected one of Cauchy, Laplace, Logistic, Normal, StudentT, Uniform, found 'Gamma'",
     ),
     "sampler": (
         [*FIT, "--sampler", "x"],
@@ -261,6 +273,11 @@ MISTAKES = {
         "--params: expected NAME=NUMBER or NAME[i]=NUMBER between commas, found 'alpha:1'",
     ),
     "negative": (replaced(SIMULATE, params="alpha=-1"), "--params: expected a positive number for alpha, found '-1'"),
+    "no place": (replaced(SIMULATE, params="mu=inf"), "--params: expected a finite number for mu, found 'inf'"),
+    "center of uniform items": (
+        [*replaced(SIMULATE, model="uniform", params="sigma=1,mu=1"), "--items", "i.csv"],
+        "--params: expected sigma, found sigma, mu",
+    ),
     "no number": (replaced(SIMULATE, params="alpha=x"), "--params: expected a positive number for alpha, found 'x'"),
     "twice": (
         replaced(SIMULATE, params="alpha=1,alpha=2"),
@@ -792,6 +809,12 @@ SIMULATED = {  # model, parameters, where, and what fit is given besides
     "stationary": ("stationary", "intensity=15,repulsion=.5", ["--windows", "w.csv"], []),
     "uniform": ("uniform", "alpha=20,sigma=.1", ["--windows", "w.csv"], ["--model", "uniform", "--isotropic"]),
     "gaussian": ("gaussian", "alpha=20,rho=1,sigma=.2", [], ["--isotropic"]),
+    "gaussian around a center": (
+        "gaussian",
+        "alpha=20,rho=1,sigma=.2,mu[0]=50,mu[1]=-30",
+        [],
+        ["--isotropic", "--center", "learn", "--prior", "mu[1]=Normal(-30,2)"],
+    ),
     "gaussian, a k-DPP in 3-D": (
         "gaussian",
         "rho=1,sigma=.2",

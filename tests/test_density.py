@@ -8,11 +8,12 @@ of one matrix, in a loop over sets.
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 import pytest
 
 import dpplearn as dpp
 from dpplearn.kernels import Stationary
-from dpplearn.model import log_density
+from dpplearn.model import constrain, log_density, unconstrain
 from dpplearn.model.density import log_likelihood
 from dpplearn.spectra import window
 
@@ -70,6 +71,22 @@ def test_the_search_finds_a_batched_factorisation():
     assert batched_factorisations(jaxpr) == ["cholesky"]
     looped = jax.make_jaxpr(lambda x: jax.lax.map(jnp.linalg.cholesky, x))(jnp.stack([jnp.eye(2)] * 3)).jaxpr
     assert batched_factorisations(looped) == []
+
+
+def test_compiled_and_uncompiled_code_agree_on_which_number_is_which():
+    """JAX hands dicts to compiled code in the order of their keys, whatever order they were written in."""
+    priors = {
+        "width": dist.LogNormal(0.0, 1.0),
+        "center": dist.Normal(jnp.array([5.0, -3.0]), 2.0),
+        "share": (dist.Beta(1.0, 2.0), dist.Beta(2.0, 1.0)),
+        "height": dist.Gamma(2.0, 1.0),
+    }
+    position = jnp.linspace(-1.0, 1.0, 6)
+    plain, compiled = constrain(priors, position), jax.jit(constrain)(priors, position)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), plain, compiled)
+    assert plain[0]["center"].tolist() == [5.0 - 2.0, -3.0 - 1.2]  # by name: the first of all
+    for back in (unconstrain(priors, plain[0]), jax.jit(unconstrain)(priors, plain[0])):
+        np.testing.assert_allclose(back, position, rtol=1e-12)
 
 
 def test_groups_by_size_change_nothing():

@@ -23,6 +23,7 @@ from dpplearn import inference
 from dpplearn.data import PointPatterns, Subsets
 from dpplearn.domains import BaseSet, Box
 from dpplearn.errors import InputError
+from dpplearn.model.derived import moments
 
 SHORT = {"chains": 2, "draws": 30, "tune": 40}
 STATS = {"mean", "sd", "q05", "q50", "q95"}
@@ -339,6 +340,33 @@ def test_tied_parameters_on_points():
 
 
 # ------------------------------------------------------------------ what a run leaves on disk
+
+
+def test_a_learned_center_moves_with_the_origin_and_the_unit_of_the_data():
+    here = patterns(points=12)
+    there = PointPatterns.from_arrays([1000 * x + np.array([5e5, -2e6]) for x in here.arrays()])
+    found, moved = (draws(dpp.fit(dpp.gaussian(p, isotropic=True, center="learn"), **SHORT)) for p in (here, there))
+    assert found["mu"].shape == (2, 30, 2)
+    assert np.ptp(found["mu"]) > 0.1
+    np.testing.assert_allclose(moved["mu"], 1000 * found["mu"] + np.array([5e5, -2e6]), rtol=1e-7)
+    for name, unit in (("alpha", 1), ("rho", 1000), ("sigma", 1000)):
+        np.testing.assert_allclose(moved[name], unit * found[name], rtol=1e-5)
+
+
+def test_second_moments_with_a_learned_center_are_about_the_centroid():
+    """E Σ (x-c)² = E Σ (x-μ)² + E|A| (μ-c)²."""
+    data = patterns(points=12)
+    given = {"alpha": np.full(2, 30.0), "rho": np.full(2, 1.0), "sigma": np.full(2, 0.3)}
+    centroid, away = np.mean(data.arrays()[0], axis=0), np.array([0.5, -2.0])
+    fixed = moments(dpp.gaussian(data, isotropic=True, center="centroid"), given)
+    learned = dpp.gaussian(data, isotropic=True, center="learn")
+    shifted = moments(learned, given | {"mu": np.stack([centroid, centroid + away])})
+    assert fixed is not None
+    assert shifted is not None
+    for d, name in enumerate(("E Σx²", "E Σy²")):
+        assert shifted[name]["observed"] == pytest.approx(fixed[name]["observed"])
+        more = fixed["E|A|"]["predicted"][0] * away[d] ** 2
+        assert shifted[name]["predicted"] == pytest.approx(fixed[name]["predicted"] + np.array([0, more]))
 
 
 def strict(path: Path) -> dict:

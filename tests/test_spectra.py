@@ -172,7 +172,7 @@ def stationary(intensity, sigma, windowed):
 
 @jax.jit
 def stationary_log_p(intensity, sigma, windowed):
-    return log_likelihood(Stationary(intensity=intensity, sigma=sigma), windowed, None)[0].lower
+    return log_likelihood(Stationary(intensity=intensity, sigma=sigma), window.BySize((windowed,)), None)[0].lower
 
 
 GOLDEN = np.stack([(0.7548776662 * np.arange(1, 61)) % 1, (0.5698402910 * np.arange(1, 61)) % 1], axis=1)

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,7 +37,7 @@ CHOICES = {
     "--model": ("gaussian", "stationary", "uniform"),
     "--covariance": ("isotropic", "diagonal"),
     "--amplitude": ("fixed", "learn"),
-    "--center": ("origin", "centroid", "window"),
+    "--center": ("origin", "centroid", "window", "learn"),
     "--sampler": ("slice", "axes", "random-direction", "hyperrectangle", "metropolis"),
     "--normalizer": ("auto", "exact"),
     "--prior-set": ("default", "paper"),
@@ -45,15 +45,15 @@ CHOICES = {
 PLANNED = {
     "--model": ("loglinear", "polynomial", "features", "lowrank"),
     "--covariance": ("full",),
-    "--center": ("learn",),
     "--sampler": ("hmc", "nuts"),
     "--normalizer": ("spectral", "spectral-paper", "landmarks", "nystrom", "fourier"),
 }
-# Every parameter is positive, so these are the univariate continuous distributions that can serve.
+# Every parameter but mu, a place, is positive, so these are the univariate continuous distributions that can serve.
 PRIORS = (
     *("Beta", "BetaProportion", "Chi2", "Exponential", "Gamma", "HalfCauchy", "HalfNormal", "InverseGamma"),
     *("Kumaraswamy", "LogNormal", "LogUniform", "Pareto", "Uniform", "Weibull"),
 )
+PRIORS_OF_PLACES = ("Cauchy", "Laplace", "Logistic", "Normal", "StudentT", "Uniform")
 LARGEST_SEED = 2**32 - 1
 PHASES = {"compile": "compiling", "tune": "warm-up", "draw": "drawing"}
 
@@ -124,7 +124,7 @@ def fit(
     isotropic: Annotated[bool, typer.Option("--isotropic", help="Short for --covariance isotropic.")] = False,
     covariance: Annotated[str | None, typer.Option(help="isotropic or diagonal.", show_default="diagonal")] = None,
     amplitude: Annotated[str | None, typer.Option(help="On items: fixed or learn.", show_default="fixed")] = None,
-    center: Annotated[str | None, typer.Option(help="Gaussian on points: origin, centroid or window.")] = None,
+    center: Annotated[str | None, typer.Option(help="Gaussian on points: origin, centroid, window or learn.")] = None,
     sampler: Annotated[str, typer.Option(help=f"{', '.join(CHOICES['--sampler'])}.")] = "slice",
     normalizer: Annotated[str, typer.Option(help="auto or exact.")] = "auto",
     prior: Annotated[list[str] | None, typer.Option(help="NAME=Dist(a,b), as often as needed.")] = None,
@@ -359,8 +359,10 @@ def _parse_priors(texts: Sequence[str]) -> dict[str, Any]:
         if match is None:
             raise InputError(f"--prior: expected NAME=Dist(a,b) as in sigma=LogNormal(0,1), found {text!r}")
         name, kind, numbers = match.groups()
-        if kind not in PRIORS:
-            raise InputError(f"--prior {text}: expected one of {', '.join(PRIORS)}, found {kind!r}")
+        is_place = name.partition("[")[0] == "mu"
+        kinds = PRIORS_OF_PLACES if is_place else PRIORS
+        if kind not in kinds:
+            raise InputError(f"--prior {text}: expected one of {', '.join(kinds)}, found {kind!r}")
         if name in priors:
             raise InputError(f"--prior {text}: expected one prior for {name}, found a second")
         try:
@@ -373,11 +375,14 @@ def _parse_priors(texts: Sequence[str]) -> dict[str, Any]:
         except (TypeError, ValueError):
             takes = ", ".join(getattr(dist, kind).arg_constraints)
             raise InputError(f"--prior {text}: expected valid {kind}({takes}), found ({numbers})") from None
-        lower, upper = distribution.support.lower_bound, getattr(distribution.support, "upper_bound", math.inf)
-        highest = 1 if name == "repulsion" else math.inf
+        support = distribution.support
+        lower, upper = (
+            getattr(support, key, default) for key, default in (("lower_bound", -math.inf), ("upper_bound", math.inf))
+        )
+        lowest, highest = -math.inf if is_place else 0, 1 if name == "repulsion" else math.inf
         if not (np.isfinite(values).all() and lower < upper):
             raise InputError(f"--prior {text}: expected finite numbers in increasing order, found ({numbers})")
-        if not 0 <= lower < upper <= highest:
+        if not lowest <= lower < upper <= highest:
             where = "between 0 and 1" if name == "repulsion" else "on positive numbers"
             raise InputError(f"--prior {text}: expected a prior {where}, found one from {lower:g} to {upper:g}")
         priors[name] = distribution
@@ -396,8 +401,10 @@ def _parse_params(text: str) -> dict[str, dict[int | None, float]]:
             value = float(number)
         except ValueError:
             value = math.nan
-        if not 0 < value < math.inf:
-            raise InputError(f"--params: expected a positive number for {name}, found {number!r}")
+        is_place = name == "mu"
+        if not (-math.inf if is_place else 0) < value < math.inf:
+            kind = "finite" if is_place else "positive"
+            raise InputError(f"--params: expected a {kind} number for {name}, found {number!r}")
         of_name = values.setdefault(name, {})
         index = None if component is None else int(component)
         if index in of_name or None in of_name or (of_name and index is None):
@@ -421,17 +428,7 @@ def _kernel_of(
         raise InputError("--size with --model stationary: its number of points is random; leave out --size")
     if size and isinstance(domain, BaseSet) and size > len(domain):
         raise InputError(f"--size {size}: expected at most {len(domain)}, the number of items")
-    required = {
-        "gaussian": ("sigma", "gamma") if on_items else ("alpha", "rho", "sigma"),
-        "uniform": ("sigma",) if on_items else ("alpha", "sigma"),
-        "stationary": ("intensity", "repulsion" if "repulsion" in values else "sigma"),
-    }[model]
-    if size:
-        required = tuple(name for name in required if name != "alpha")
-    optional = {"alpha"} if model != "stationary" and (on_items or size) else set()
-    if not set(required) <= set(values) <= {*required, *optional}:
-        hint = " (or repulsion in place of sigma)" if model == "stationary" else ""
-        raise InputError(f"--params: expected {', '.join(required)}{hint}, found {', '.join(values)}")
+    _check_names(model, values, on_items, size)
     if size and "alpha" in values:
         _note("alpha cancels where the size is fixed: it is not used")
         values = {name: value for name, value in values.items() if name != "alpha"}
@@ -440,6 +437,8 @@ def _kernel_of(
         arguments = _stationary_arguments(arguments, dim)
     elif not on_items:
         arguments.setdefault("alpha", 1.0)
+    if "mu" in arguments:
+        arguments["center"] = arguments.pop("mu")
 
     from dpplearn import kernels
 
@@ -447,6 +446,22 @@ def _kernel_of(
         return kernels.Gaussian, arguments
     continuous = {"gaussian": kernels.ContinuousGaussian, "uniform": kernels.Uniform, "stationary": kernels.Stationary}
     return continuous[model], arguments
+
+
+def _check_names(model: str, found: Collection[str], on_items: bool, size: int | None) -> None:
+    """The parameters that a model takes where it lives, and no others."""
+    required = {
+        "gaussian": ("sigma", "gamma") if on_items else ("alpha", "rho", "sigma"),
+        "uniform": ("sigma",) if on_items else ("alpha", "sigma"),
+        "stationary": ("intensity", "repulsion" if "repulsion" in found else "sigma"),
+    }[model]
+    if size:
+        required = tuple(name for name in required if name != "alpha")
+    optional = {"alpha"} if model != "stationary" and (on_items or size) else set()
+    optional |= {"mu"} if model == "gaussian" and not on_items else set()
+    if not set(required) <= set(found) <= {*required, *optional}:
+        hint = " (or repulsion in place of sigma)" if model == "stationary" else ""
+        raise InputError(f"--params: expected {', '.join(required)}{hint}, found {', '.join(found)}")
 
 
 def _components(name: str, values: dict[int | None, float], dim: int) -> Any:

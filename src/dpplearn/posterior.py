@@ -180,7 +180,7 @@ def units(model: Model, names: list[str]) -> dict[str, str | None]:
     own = f"({unit})" if " " in unit else unit
     dim = data.dim if isinstance(data, PointPatterns) else 1
     area = own + {1: "", 2: "²", 3: "³"}.get(dim, f"^{dim}")
-    table = {"rho": unit, "sigma": unit, "range": unit, "intensity": f"1/{area}"}
+    table = {"rho": unit, "sigma": unit, "mu": unit, "range": unit, "intensity": f"1/{area}"}
     if model.name == "uniform":
         table["alpha"] = f"1/{area}"
     return {name: table.get(name.split("[")[0]) for name in names}

@@ -145,8 +145,11 @@ def gaussian(
             "rho": pr.log_normal(np.sqrt(2) * (pooled if is_scalar else s), 0.5),
             "sigma": pr.log_normal(np.full(shape, d), 1.0),
         }
+        if center == "learn":
+            default["mu"] = dist.Normal(centers[0], np.broadcast_to(pooled if is_scalar else s, (data.dim,)))
         chosen = _prior_choice(default, priors, prior_set)
-        return Model(_continuous_kernel, chosen, data, size, "gaussian", centers, default)
+        shift = None if center == "learn" else centers
+        return Model(_continuous_kernel, chosen, data, size, "gaussian", shift, default)
 
 
 def uniform(
@@ -201,16 +204,24 @@ def _mean_volume(data: PointPatterns) -> float:
 
 
 def _centers(data: PointPatterns, center: str | None) -> np.ndarray:
-    """What is subtracted from each pattern: its window's centre, one pooled centroid, or nothing."""
+    """What is subtracted from each pattern: its window's centre, one pooled centroid, or nothing.
+
+    A centre that is learned has its prior at the centroid.
+    """
     center = center or ("centroid" if data.windows is None else "window")
     if center == "window":
         if data.windows is None:
             raise InputError("--center window: expected known windows (--windows), found none")
         return np.stack([box.center for box in data.windows])
-    if center not in ("origin", "centroid"):
-        raise InputError(f"--center: expected origin, centroid or window, found {center}")
-    pooled = np.mean(data.points[data.mask], axis=0) if center == "centroid" else np.zeros(data.dim)
-    return np.tile(pooled, (len(data), 1))
+    if center not in ("origin", "centroid", "learn"):
+        raise InputError(f"--center: expected origin, centroid, window or learn, found {center}")
+    middle = np.zeros(data.dim) if center == "origin" else pooled_centroid(data)
+    return np.tile(middle, (len(data), 1))
+
+
+def pooled_centroid(data: PointPatterns) -> np.ndarray:
+    """The mean of all points of all patterns."""
+    return np.mean(data.points[data.mask], axis=0)
 
 
 def _item_priors(data: Subsets, is_scalar: bool, with_quality: bool) -> dict[str, Distribution]:
@@ -238,7 +249,9 @@ def _item_kernel(params: dict[str, Any]) -> Gaussian:
 
 
 def _continuous_kernel(params: dict[str, Any]) -> ContinuousGaussian:
-    return ContinuousGaussian(alpha=params.get("alpha", 1.0), rho=params["rho"], sigma=params["sigma"])
+    return ContinuousGaussian(
+        alpha=params.get("alpha", 1.0), rho=params["rho"], sigma=params["sigma"], center=params.get("mu", 0.0)
+    )
 
 
 def _uniform_kernel(params: dict[str, Any]) -> Uniform:

@@ -4,7 +4,7 @@ A `Problem` is what compiled code needs: the priors and the data are leaves of a
 arguments, never as constants (a captured data set compiles anew each time).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
-from numpyro.distributions import Distribution, biject_to
+from numpyro.distributions import Distribution, ExpandedDistribution, biject_to, constraints
+from numpyro.distributions.transforms import AffineTransform, Transform
 
 from dpplearn import likelihood, normalizer
 from dpplearn.kernels import AnyArray, ContinuousGaussian, Stationary, Uniform
@@ -65,13 +66,20 @@ def dimension(priors: Priors) -> int:
     return sum(map(prior_length, priors.values()))
 
 
+def _slots(priors: Priors) -> Iterator[tuple[str, Any, slice]]:
+    """Each parameter's place in the unconstrained vector: by name, since compiled code sees every dict sorted."""
+    start = 0
+    for name in sorted(priors):
+        length = prior_length(priors[name])
+        yield name, priors[name], slice(start, start + length)
+        start += length
+
+
 def constrain(priors: Priors, position: Float[Array, " p"]) -> tuple[Params, Float[Array, ""]]:
     """The parameters at an unconstrained position, and the log prior density there with the log-Jacobian (13)."""
-    params, log_prior, start = {}, jnp.zeros(()), 0
-    for name, prior in priors.items():
-        length = prior_length(prior)
-        z = position[start : start + length]
-        start += length
+    params, log_prior = {}, jnp.zeros(())
+    for name, prior, slot in _slots(priors):
+        z = position[slot]
         if isinstance(prior, tuple):
             pieces = [_constrain_one(p, z[i]) for i, p in enumerate(prior)]
             params[name] = jnp.stack([value for value, _ in pieces])
@@ -82,8 +90,20 @@ def constrain(priors: Priors, position: Float[Array, " p"]) -> tuple[Params, Flo
     return params, log_prior
 
 
+def _transform(prior: Distribution) -> Transform:
+    """From the unconstrained space to the support; a location is measured from its prior's, in its prior's scale.
+
+    The logarithm makes scales of all units alike. Places have no such thing: steps in metres would not do for
+    micrometres.
+    """
+    base: Any = prior.base_dist if isinstance(prior, ExpandedDistribution) else prior
+    if prior.support is constraints.real and hasattr(base, "loc") and hasattr(base, "scale"):
+        return AffineTransform(base.loc, base.scale)
+    return biject_to(prior.support)
+
+
 def _constrain_one(prior: Distribution, z):
-    transform = biject_to(prior.support)
+    transform = _transform(prior)
     value = transform(z)
     return value, jnp.sum(prior.log_prob(value)) + jnp.sum(transform.log_abs_det_jacobian(z, value))
 
@@ -91,12 +111,12 @@ def _constrain_one(prior: Distribution, z):
 def unconstrain(priors: Priors, params: Params) -> Float[Array, " p"]:
     """The unconstrained position of parameters, the inverse of `constrain`."""
     pieces = []
-    for name, prior in priors.items():
+    for name, prior, _ in _slots(priors):
         values = jnp.asarray(params[name])
         if isinstance(prior, tuple):
-            pieces += [jnp.atleast_1d(biject_to(p.support).inv(values[i])) for i, p in enumerate(prior)]
+            pieces += [jnp.atleast_1d(_transform(p).inv(values[i])) for i, p in enumerate(prior)]
         else:
-            pieces.append(jnp.ravel(biject_to(prior.support).inv(values)))
+            pieces.append(jnp.ravel(_transform(prior).inv(values)))
     return jnp.concatenate(pieces)
 
 

@@ -15,7 +15,7 @@ from scipy import special
 
 from dpplearn.data import PointPatterns, Subsets
 from dpplearn.kernels import ContinuousGaussian, Uniform
-from dpplearn.model.build import Model, stationary_sigma
+from dpplearn.model.build import Model, pooled_centroid, stationary_sigma
 from dpplearn.model.density import OnItems
 from dpplearn.normalizer import l_matrix
 from dpplearn.spectra import real_space, window
@@ -201,10 +201,7 @@ def moments(model: Model, draws: Draws) -> dict[str, Any] | None:
     else:
         sizes = expected_sizes(model, draws)
         assert sizes is not None
-        centers = model.centers
-        if centers is None:
-            centers = np.stack([box.center for box in data.windows or ()])
-        sets = [points - center for points, center in zip(data.arrays(), centers, strict=True)]
+        sets = [points - center for points, center in zip(data.arrays(), _moment_centers(model, data), strict=True)]
         zeroth, second = np.mean(sizes.mean, axis=1), _second_moments(model, draws)
     names = ["E|A|"] + [f"E Σ{'xyz'[d] if second.shape[1] <= 3 else f'x{d}'}²" for d in range(second.shape[1])]
     observed = [np.array([len(x) for x in sets], float)] + [
@@ -215,6 +212,15 @@ def moments(model: Model, draws: Draws) -> dict[str, Any] | None:
         error = float(np.std(seen, ddof=1) / np.sqrt(len(seen))) if len(seen) > 1 else float("nan")
         result[name] = {"predicted": values, "observed": float(np.mean(seen)), "observed_se": error}
     return result
+
+
+def _moment_centers(model: Model, data: PointPatterns) -> Float[np.ndarray, "T D"]:
+    """What second moments are taken about: the model's own centres, or the centroid where it learns one."""
+    if model.centers is not None:
+        return model.centers
+    if "mu" in model.priors:
+        return np.tile(pooled_centroid(data), (len(data), 1))
+    return np.stack([box.center for box in data.windows or ()])
 
 
 def _second_moments(model: Model, draws: Draws) -> Float[np.ndarray, "S D"]:
@@ -228,6 +234,8 @@ def _second_moments(model: Model, draws: Draws) -> Float[np.ndarray, "S D"]:
             [_uniform_second(draws["alpha"][s], draws["sigma"][s], observed) for s in range(len(draws["alpha"]))]
         )
 
+    about = pooled_centroid(model.data)
+
     def one(params):
         # E Σ x_d² = Σ p_n ρ²/(2β²) (2 n_d + 1), and Σ p_n n_d is the derivative of log Z in log r_d (22)
         kernel = ContinuousGaussian(alpha=params["alpha"], rho=params["rho"], sigma=params["sigma"])
@@ -239,9 +247,9 @@ def _second_moments(model: Model, draws: Draws) -> Float[np.ndarray, "S D"]:
         size, degrees = jax.grad(log_z, argnums=(0, 1))(spec.log_top, spec.log_ratio)
         repeats = dim // len(spec.log_ratio)
         beta2 = jnp.sqrt(1 + 2 * jnp.atleast_1d(params["rho"] / params["sigma"]) ** 2)
-        return jnp.broadcast_to(
-            jnp.atleast_1d(params["rho"]) ** 2 / (2 * beta2) * (2 * degrees / repeats + size), (dim,)
-        )
+        own = jnp.atleast_1d(params["rho"]) ** 2 / (2 * beta2) * (2 * degrees / repeats + size)
+        offset = params["mu"] - about if "mu" in params else 0.0  # by the parallel axis theorem
+        return jnp.broadcast_to(own, (dim,)) + size * offset**2
 
     return _over_draws(one, {name: draws[name] for name in model.priors})
 
