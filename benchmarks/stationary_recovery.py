@@ -28,7 +28,7 @@ def fit_one(points: np.ndarray, seed: int) -> dict[str, float]:
     row = {"alpha": float(np.sqrt(2) * fit.posterior["sigma"].values.mean())}
     for name in ("repulsion", "intensity"):
         row |= {f"{name}_{q}": fit.summary["parameters"][name][q] for q in ("q05", "q95")}
-    row["r_hat"] = max(p["r_hat"] or np.inf for p in fit.summary["parameters"].values())
+    row["ess"] = min(p[key] for p in fit.summary["parameters"].values() for key in ("ess_bulk", "ess_tail"))
     row["undecided_or_lost"] = fit.summary["decisions"]["undecided"] + fit.summary["lost_digits"]
     return row
 
@@ -85,7 +85,7 @@ def main() -> None:
             "coverage_of_90_percent_intervals": covered,
             "rmse_of_alpha": rmse,
             "ratio_to_best_spatstat": rmse["dpplearn"] / min(peers) if peers else None,
-            "largest_r_hat": max(row["r_hat"] for row in rows),
+            "fewest_effective_draws": min(row["ess"] for row in rows),
             "undecided_or_lost": sum(row["undecided_or_lost"] for row in rows),
         }
     keep("stationary_recovery", {"patterns_per_setting": COUNT, **result})

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 import pytest
 
 import dpplearn as dpp
-from dpplearn.kernels import Stationary
+from dpplearn.kernels import ContinuousGaussian, Stationary
 from dpplearn.model import constrain, log_density, unconstrain
 from dpplearn.model.density import log_likelihood
 from dpplearn.spectra import window
@@ -31,6 +31,10 @@ def batched_factorisations(jaxpr) -> list[str]:
             if hasattr(inner, "eqns"):
                 found += batched_factorisations(inner)
     return found
+
+
+def tied(params):
+    return ContinuousGaussian(alpha=params["alpha"], rho=params["rho"], sigma=params["sigma"])
 
 
 def patterns() -> dpp.PointPatterns:
@@ -87,6 +91,28 @@ def test_compiled_and_uncompiled_code_agree_on_which_number_is_which():
     assert plain[0]["center"].tolist() == [5.0 - 2.0, -3.0 - 1.2]  # by name: the first of all
     for back in (unconstrain(priors, plain[0]), jax.jit(unconstrain)(priors, plain[0])):
         np.testing.assert_allclose(back, position, rtol=1e-12)
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_the_leaves_of_a_problem_come_in_one_order(is_reversed, monkeypatch):
+    """Whatever order NumPyro lists them in, which changes with the process: the compilation cache needs one order."""
+    listed = dist.Distribution.gather_pytree_data_fields.__func__
+    monkeypatch.setattr(
+        dist.Distribution,
+        "gather_pytree_data_fields",
+        classmethod(lambda cls: tuple(sorted(listed(cls), reverse=is_reversed))),
+    )
+    priors = {
+        "sigma": dist.LogNormal(1.0, 2.0),
+        "rho": (dist.Gamma(3.0, 4.0), dist.HalfNormal(5.0)),
+        "alpha": dist.Gamma(8.0, 9.0),
+    }
+    points = dpp.PointPatterns.from_arrays([np.eye(2)])
+    problem = dpp.Model(tied, priors, points).problem
+    leaves = [float(leaf) for leaf in jax.tree.leaves(problem) if np.ndim(leaf) == 0]
+    assert leaves == [8.0, 9.0, 3.0, 4.0, 0.0, 5.0, 5.0, 1.0, 2.0, 1.0, 2.0]
+    same = jax.tree.unflatten(jax.tree.structure(problem), jax.tree.leaves(problem))
+    assert [same.priors["sigma"].scale, same.priors["rho"][0].rate, same.priors["alpha"].rate] == [2.0, 4.0, 9.0]
 
 
 def test_groups_by_size_change_nothing():

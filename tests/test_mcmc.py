@@ -196,7 +196,8 @@ def test_tuning_moves_in_warm_up_and_never_after(name):
     assert np.all(widths[199:] == widths[199])
     assert np.all(factors[199:] == factors[199])
     intervals = np.asarray(states.tuning.intervals)
-    assert np.all(intervals[:199] == mcmc.MOST_INTERVALS)
+    assert np.all(intervals[:19] == mcmc.MOST_INTERVALS)
+    assert np.all(intervals[19:199] == min(2 * SAMPLERS[name].intervals, mcmc.MOST_INTERVALS))
     assert np.all(intervals[199:] == SAMPLERS[name].intervals)
     if SAMPLERS[name].uses_covariance:
         ends = 1 + np.flatnonzero(np.any(np.diff(factors, axis=0) != 0, axis=(1, 2)))

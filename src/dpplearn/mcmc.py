@@ -336,8 +336,8 @@ def _balance_slices(info: Info) -> Float[Array, " u"]:
 
 
 def _cover_slices(info: Info) -> Float[Array, " u"]:
-    # so wide that one update in ten would step out: after warm-up these intervals do without
-    return (info.out > 0) - 0.1
+    # so wide that one end in five lies inside the slice: after warm-up these intervals do without stepping out
+    return (info.out > 0) - 0.2
 
 
 def _balance_rectangle(info: Info) -> Float[Array, " u"]:
@@ -375,8 +375,8 @@ _METROPOLIS = Sampler(
 def slice_sampler() -> Sampler:
     """The default: slices along the columns of the Cholesky factor of the warm-up covariance, in turn.
 
-    Warm-up steps out and widens the intervals until one update in ten would; the draws then use them as they are,
-    which saves the two evaluations that testing the ends costs.
+    Warm-up steps out, after its first window to one side only, and widens the intervals until one end in five lies
+    inside the slice. The draws use them as they are, which saves the evaluations that testing the ends costs.
     """
     return _SLICE
 
@@ -451,8 +451,8 @@ def chain_step(
         fresh = jax.tree.map(jnp.zeros_like, warmup)
         tuning = jax.tree.map(lambda a, b: jnp.where(ended, a, b), renewed, tuning)
         warmup = jax.tree.map(lambda a, b: jnp.where(ended, a, b), fresh, warmup)
-    last = jnp.where(step + 1 == tune, sampler.intervals, tuning.intervals)
-    tuning = tuning._replace(intervals=last)
+    later = jnp.where(step + 1 == tune, sampler.intervals, min(2 * sampler.intervals, MOST_INTERVALS))
+    tuning = tuning._replace(intervals=jnp.where(step + 1 >= tune // 10, later, tuning.intervals))
     adapted = jax.tree.map(lambda a, b: jnp.where(step < tune, a, b), (tuning, warmup), (state.tuning, state.warmup))
     return ChainState(current, *adapted), info
 

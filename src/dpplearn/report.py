@@ -161,7 +161,8 @@ def _moments(moments: Mapping[str, Any]) -> str:
             "90 % interval": words.interval(stats, "–"),
         }
     what = (
-        "E|A| is the mean number of members of a set, E Σx² the mean of the sum of their squared coordinates. "
+        "E|A| is the mean number of members of a set, E Σx² the mean of the sum of their squared coordinates, "
+        "measured from the centre. "
         "An observed value far outside the predictions"
         f"{' and its own band' if has_errors else ''} is a feature the model misses."
     )

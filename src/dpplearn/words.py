@@ -255,6 +255,7 @@ def interval(stats: Stats, joint: str = "to") -> str:
     low, high = stats.get("q05"), stats.get("q95")
     if low is None or high is None:
         return "–"
+    joint = "to" if min(low, high) < 0 else joint  # no dash beside a minus
     return f"{number(low, spread(stats))} {joint} {number(high, spread(stats))}"
 
 

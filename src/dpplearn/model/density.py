@@ -53,7 +53,36 @@ class Problem:
     size: int | None
 
 
-jax.tree_util.register_dataclass(Problem, ["priors", "observed"], ["build_kernel", "size"])
+def _flatten(problem: Problem):
+    """The leaves of the priors in an order of their names, the same in every process.
+
+    NumPyro lists a distribution's parameters as a set has them, and that order changes from process to process: the
+    compiler would see another program each time, and its cache on disk would never be hit.
+    """
+    leaves, shape = jax.tree.flatten(problem.priors)
+    order = list(_by_name(jax.tree.unflatten(shape, range(len(leaves)))))
+    static = (shape, tuple(order), problem.build_kernel, problem.size)
+    return ([leaves[i] for i in order], problem.observed), static
+
+
+def _by_name(tree: Any) -> Iterator[int]:
+    for node in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Distribution)):
+        if isinstance(node, Distribution):
+            for field in sorted(type(node).gather_pytree_data_fields()):
+                yield from _by_name(vars(node).get(field))
+        else:
+            yield node
+
+
+def _unflatten(static: tuple, children: tuple) -> Problem:
+    (shape, order, build_kernel, size), (ordered, observed) = static, children
+    leaves: list[Any] = [None] * len(order)
+    for i, leaf in zip(order, ordered, strict=True):
+        leaves[i] = leaf
+    return Problem(jax.tree.unflatten(shape, leaves), observed, build_kernel, size)
+
+
+jax.tree_util.register_pytree_node(Problem, _flatten, _unflatten)
 
 
 def prior_length(prior: Distribution | tuple[Distribution, ...]) -> int:

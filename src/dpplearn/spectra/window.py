@@ -27,7 +27,7 @@ from dpplearn.linalg import log_dets, log_tilt
 from dpplearn.spectra.interval import SQRT_2PI, Table, edge_corrections, interval_modes, legendre_basis, tabulate
 from dpplearn.spectra.real_space import circle_log_esp, tilt_by_newton
 
-POWERS = 6  # powers of the kernel taken exactly beside the strong modes
+POWERS = 7  # powers of the kernel taken exactly beside the strong modes; odd
 ROUND_OFF = 1e-15
 BLOCK = 256  # strong modes at a time
 STEP = 1.5  # each table covers σ up to STEP times its lower end
@@ -239,26 +239,29 @@ def _functions(windowed: Windowed, table: Table, sigma: Float[Array, ""]) -> Flo
 def _l_matrix(intensity, points, sigma, e, g, order):
     """L = K_W (I - K_W)⁻¹ at points of one window: POWERS powers of K, and the strong modes for the rest of the series.
 
-    L = Σ_{m≤J} λ^m ∏_d k_d^(m) + G diag(κ^(J-1)/(1-κ)) Gᵀ, k^(m) = g diag(e^(m-2)) gᵀ, G = λ ∏ g, κ = λ ∏ e;
+    L = Σ_{m≤J} λ^m ∏_d k_d^(m) + Gᵀ diag(κ^(J-1)/(1-κ)) G, k^(m) = g diag(e^(m-2)) gᵀ, G = λ ∏ gᵀ, κ = λ ∏ e;
     e, g per dimension, `order` the strong modes.
     """
     result = intensity * jnp.exp(-jnp.sum((points[:, None] - points) ** 2, -1) / (2 * sigma**2))
 
-    def add_power(m, total):
-        factors = [(g_d * e_d ** (m - 2)) @ g_d.T for g_d, e_d in zip(g, e, strict=True)]
-        return total + intensity**m * jnp.prod(jnp.stack(factors), axis=0)
+    def add_power(_, state):
+        total, scaled, strength = state  # scaled = g diag(e^(m-2)), strength = λ^m
+        factors = [scaled_d @ g_d.T for scaled_d, g_d in zip(scaled, g, strict=True)]
+        return total + strength * jnp.prod(jnp.stack(factors), axis=0), scaled * e[:, None], strength * intensity
 
     # a loop, not its unrolled copies: there is one of these for every table
-    result = jax.lax.fori_loop(2, POWERS + 1, add_power, result)
+    result = jax.lax.fori_loop(2, POWERS + 1, add_power, (result, g, intensity**2))[0]
+
+    rows = [g_d.T for g_d in g]  # a mode is then a row in one piece
 
     def add_modes(total, some):
         kappa = _strong_kappa(intensity, e, some)
 
         def add():
-            modes = intensity
+            modes = (intensity * kappa ** (POWERS // 2) / jnp.sqrt(1 - kappa))[:, None]
             for d in range(points.shape[1]):
-                modes = modes * g[d][:, some[:, d]]
-            return total + (modes * (kappa ** (POWERS - 1) / (1 - kappa))) @ modes.T
+                modes = modes * rows[d][some[:, d]]
+            return total + modes.T @ modes
 
         # modes come in decreasing κ, and at the present λ most of a table's may be too weak to count
         return jax.lax.cond(jnp.max(kappa) ** (POWERS + 1) > ROUND_OFF, add, lambda: total), None
@@ -276,11 +279,11 @@ def _strong_kappa(intensity, e, order):
 
 def _log_fredholm_marginal(intensity, sides, e, order):
     """log det(I - K_W) = -Σ_{m≤J} λ^m ∏ tr(k_d^m)/m + Σ_modes [log(1-κ) + Σ_{m≤J} κ^m/m]; -inf where some κ ≥ 1."""
-    m = jnp.arange(2, POWERS + 1)
-    traces = intensity**m / m * jnp.prod(jnp.sum(e[:, None, :] ** m[:, None], axis=2), axis=0)
+    traces = sum(intensity**m / m * jnp.prod(jnp.sum(e**m, axis=1)) for m in range(2, POWERS + 1))
     kappa = _strong_kappa(intensity, e, order).ravel()
-    rest = jnp.log1p(-jnp.minimum(kappa, 1.0)) + kappa + jnp.sum(kappa[:, None] ** m / m, axis=1)
-    return jnp.sum(rest) - intensity * jnp.prod(sides) - jnp.sum(traces)
+    series = jnp.polyval(jnp.array([1 / m for m in range(POWERS, 0, -1)] + [0.0]), kappa, unroll=POWERS)
+    rest = jnp.log1p(-jnp.minimum(kappa, 1.0)) + series
+    return jnp.sum(rest) - intensity * jnp.prod(sides) - traces
 
 
 def stationary_terms(kernel: Stationary, windowed: Windowed):
