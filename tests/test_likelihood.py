@@ -15,7 +15,7 @@ from scipy import special
 
 import dpplearn as dpp
 from dpplearn.errors import InputError
-from dpplearn.kernels import ContinuousGaussian, Gaussian, Stationary, Uniform
+from dpplearn.kernels import ContinuousGaussian, Gaussian, Stationary, Uniform, similarity_matrix
 from dpplearn.likelihood import log_det_items, log_det_points, log_det_real_space
 from dpplearn.linalg import log_esp_of_matrix
 from dpplearn.model import constrain, log_density, unconstrain
@@ -139,7 +139,8 @@ def test_lost_digits_are_flagged():
     twice = np.vstack([ITEMS, ITEMS[0]])
     bounds, lost = items_likelihood(kernel, twice, together)
     assert bool(lost)
-    values, flags = log_det_items(kernel, jnp.array(items), jnp.array(np.vstack([apart, together])))
+    k = similarity_matrix(kernel, jnp.array(items))
+    values, flags = log_det_items(kernel, jnp.array(items), jnp.array(np.vstack([apart, together])), k)
     assert np.asarray(flags).tolist() == [False, True]
     assert np.isfinite(float(values[0]))
     # a k-DPP whose normaliser is round-off

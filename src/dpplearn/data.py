@@ -15,8 +15,8 @@ from dpplearn.errors import InputError
 
 
 def padded_size(largest: int) -> int:
-    """Sizes are padded to few values, so that few shapes are compiled: multiples of 8, from 128 on of 32."""
-    step = 8 if largest <= 128 else 32
+    """Sizes are padded to few values, so that few shapes are compiled: multiples of 4, over 24 of 8, over 128 of 32."""
+    step = 4 if largest <= 24 else 8 if largest <= 128 else 32
     return max(step, -(-largest // step) * step)
 
 

@@ -17,14 +17,13 @@ from dpplearn.spectra import real_space
 SetTerms = tuple[Float[Array, " T"], Bool[Array, " T"]]
 
 
-def log_det_items(kernel: Any, items: Float[AnyArray, "N D"], index: Int[AnyArray, "T k"]) -> SetTerms:
-    """log det L_A for subsets A of the items, from k on all items where that is less work than k_A set by set."""
+def log_det_items(
+    kernel: Any, items: Float[AnyArray, "N D"], index: Int[AnyArray, "T k"], k: Float[Array, "N N"]
+) -> SetTerms:
+    """log det L_A for subsets A of the items, `k` the similarity of all items."""
     items, mask = jnp.asarray(items), jnp.asarray(index >= 0)
-    if len(items) ** 2 > index.size * index.shape[1]:
-        return log_det_points(kernel, items[index], mask)
     log_q = jnp.where(mask, log_qualities(kernel, items)[index], 0.0)
-    k_sets = similarity_matrix(kernel, items)[index[:, :, None], index[:, None, :]]
-    log_det_k, pivots = log_dets(k_sets, mask)
+    log_det_k, pivots = log_dets(k[index[:, :, None], index[:, None, :]], mask)
     return 2 * jnp.sum(log_q, axis=1) + log_det_k, ~(pivots >= SMALLEST_PIVOT)
 
 

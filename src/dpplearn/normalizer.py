@@ -23,18 +23,18 @@ class Bounds(NamedTuple):
     upper: Float[Array, "*shape"]
 
 
-def l_matrix(kernel: Any, items: Float[AnyArray, "N D"]) -> Float[Array, "N N"]:
-    """L_ij = q_i k_ij q_j on all items (3)."""
+def l_matrix(kernel: Any, items: Float[AnyArray, "N D"], k: Float[Array, "N N"] | None = None) -> Float[Array, "N N"]:
+    """L_ij = q_i k_ij q_j on all items (3); `k` their similarity where it is known."""
     items = jnp.asarray(items)
     q = jnp.exp(log_qualities(kernel, items))
-    return q[:, None] * similarity_matrix(kernel, items) * q[None, :]
+    return q[:, None] * (similarity_matrix(kernel, items) if k is None else k) * q[None, :]
 
 
 def log_z_items(
-    kernel: Any, items: Float[AnyArray, "N D"], size: int | None
+    kernel: Any, items: Float[AnyArray, "N D"], size: int | None, k: Float[Array, "N N"] | None = None
 ) -> tuple[Float[Array, ""], Bool[Array, ""]]:
     """log det(I + L) (7), or log e_k(λ) (8) for a k-DPP, and whether its digits are lost."""
-    matrix = l_matrix(kernel, items)
+    matrix = l_matrix(kernel, items, k)
     if size is None:
         return log_det(jnp.eye(len(matrix)) + matrix)[0], jnp.zeros((), bool)
     value, round_off = log_esp_of_matrix(matrix, size)

@@ -16,7 +16,7 @@ from numpyro.distributions import Distribution, ExpandedDistribution, biject_to,
 from numpyro.distributions.transforms import AffineTransform, Transform
 
 from dpplearn import likelihood, normalizer
-from dpplearn.kernels import AnyArray, ContinuousGaussian, Stationary, Uniform
+from dpplearn.kernels import AnyArray, ContinuousGaussian, Stationary, Uniform, similarity_matrix
 from dpplearn.linalg import SMALLEST_PIVOT
 from dpplearn.normalizer import Bounds
 from dpplearn.spectra import window
@@ -159,8 +159,9 @@ def log_likelihood(kernel: Any, observed: Observed, size: int | None) -> tuple[B
             value = value + jnp.sum(set_terms) + jnp.sum(log_fredholm[group.which])
             lost = lost | ~jnp.all(pivots >= SMALLEST_PIVOT)
     elif isinstance(observed, OnItems):
-        set_terms, lost_sets = likelihood.log_det_items(kernel, observed.items, observed.members)
-        log_z, lost_z = normalizer.log_z_items(kernel, observed.items, size)
+        k = similarity_matrix(kernel, jnp.asarray(observed.items))  # once: the compiler does not find it out itself
+        set_terms, lost_sets = likelihood.log_det_items(kernel, observed.items, observed.members, k)
+        log_z, lost_z = normalizer.log_z_items(kernel, observed.items, size, k)
         value, lost = jnp.sum(set_terms) - len(set_terms) * log_z, jnp.any(lost_sets) | lost_z
     elif isinstance(observed, OnRealSpace):
         assert isinstance(kernel, ContinuousGaussian)

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from dpplearn.data import PointPatterns, padded_size
-from dpplearn.kernels import AnyArray, Stationary, Uniform
+from dpplearn.kernels import AnyArray, Stationary, Uniform, similarity_matrix
 from dpplearn.linalg import log_dets, log_tilt
 from dpplearn.spectra.interval import SQRT_2PI, Table, edge_corrections, interval_modes, legendre_basis, tabulate
 from dpplearn.spectra.real_space import circle_log_esp, tilt_by_newton
@@ -242,7 +242,7 @@ def _l_matrix(intensity, points, sigma, e, g, order):
     L = Σ_{m≤J} λ^m ∏_d k_d^(m) + Gᵀ diag(κ^(J-1)/(1-κ)) G, k^(m) = g diag(e^(m-2)) gᵀ, G = λ ∏ gᵀ, κ = λ ∏ e;
     e, g per dimension, `order` the strong modes.
     """
-    result = intensity * jnp.exp(-jnp.sum((points[:, None] - points) ** 2, -1) / (2 * sigma**2))
+    result = similarity_matrix(Uniform(alpha=1.0, sigma=sigma), points) * intensity
 
     def add_power(_, state):
         total, scaled, strength = state  # scaled = g diag(e^(m-2)), strength = λ^m
