@@ -240,6 +240,7 @@ def test_probabilities_of_all_patterns_of_the_uniform_model_sum_to_one():
     log_z = float(jax.jit(window.uniform_log_normalizer)(kernel, windowed)[0])
     assert abs(np.sum(weights * np.exp(np.asarray(terms) - log_z)) - 1) < 1e-8
     pairs = counts == 2
+    windowed = jax.tree.map(jnp.asarray, window.prepare(data, with_functions=False, with_panels=False))
     value = jax.jit(lambda k, w: log_likelihood(k, w, 2)[0].lower)  # Σ_t log det L_A - T log e_2
     log_z = (np.sum(np.asarray(terms)) - float(value(kernel, windowed))) / len(terms)
     assert abs(np.sum(weights[pairs] * np.exp(np.asarray(terms)[pairs] - log_z)) - 1) < 1e-10

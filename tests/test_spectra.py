@@ -473,6 +473,7 @@ def test_the_reference_is_dense_quadrature_of_the_whole_window():
 
 CASES = [  # sides, points, (intensity, sigma): σ from the edge form to flat tables, u to .97
     ((1.0,), 3, [(9.0, 0.004), (12.0, 0.011), (9.0, 0.03), (20.0, 0.0195), (2.0, 0.18)]),
+    ((1.0,), 30, [(30.0, 0.0066), (40.0, 0.0093), (50.0, 0.0079), (100.0, 0.0015)]),  # on panels
     ((1.0, 1.0), 12, [(12.0, 0.009), (60.0, 0.0125), (12.0, 0.05), (15.0, 0.1), (30.0, 0.07)]),
     pytest.param((1.0, 0.8, 1.2), 6, [(6.0, 0.016), (20.0, 0.12)], marks=pytest.mark.slow),
 ]
@@ -526,7 +527,63 @@ def test_the_edge_form_without_its_corrections_is_caught():
     assert abs(-np.sum(intensity * strength ** (m - 1) / m**2) - expected[1]) > 1e-3
 
 
-@pytest.mark.parametrize("dim", [pytest.param(1, marks=pytest.mark.slow), 2])
+LINES = [spread_points(20, (1.0,)), spread_points(47, (2.7,)), spread_points(18, (1.0,))]
+LINE_BOXES = [Box([0], [1]), Box([0], [2.7]), Box([0], [1])]
+
+
+@cache
+def several_lines():
+    with jax.enable_x64(True):
+        return observed(LINES, boxes=LINE_BOXES)
+
+
+def test_panels_on_lines_of_different_lengths():
+    windowed = several_lines()
+    for u in (0.36, 0.7, 0.999):
+        intensity, sigma = 25.0, u / 25 / np.sqrt(2 * np.pi)
+        assert sigma < windowed.segments[0].table.low
+        terms = [stationary_reference(intensity, sigma, b.lengths, x) for x, b in zip(LINES, LINE_BOXES, strict=True)]
+        assert abs(float(stationary_log_p(intensity, sigma, windowed)) - np.sum(terms)) < 1e-9
+        got, mean, variance = (
+            np.asarray(value) for value in (uniform_log_z(90.0, sigma, windowed), *uniform_sizes(90.0, sigma, windowed))
+        )
+        for i, length in enumerate((1.0, 2.7)):
+            expected = uniform_reference(90.0, np.array([sigma]), [length])
+            np.testing.assert_allclose([got[i], mean[i], variance[i]], expected, rtol=1e-10)
+
+
+def test_panels_that_are_too_short_to_see_only_their_neighbours_are_caught(monkeypatch):
+    intensity, sigma = 25.0, 0.7 / 25 / np.sqrt(2 * np.pi)
+    expected = stationary_reference(intensity, sigma, [1.0], LINES[0])[1]
+
+    def log_fredholm():
+        return float(window._panels(intensity, sigma, 1.0, jnp.zeros(0), jnp.arange(80.0))[1])
+
+    assert abs(log_fredholm() - expected) < 1e-10
+    monkeypatch.setattr(window, "PANEL", 2.5)
+    assert not abs(log_fredholm() - expected) < 1e-10
+
+
+def test_the_gradient_on_panels_is_that_of_differences():
+    windowed = several_lines()
+
+    def value(z):
+        kernel = Stationary(intensity=jnp.exp(z[0]), sigma=jnp.exp(z[1]))
+        return log_likelihood(kernel, window.BySize((windowed,)), None)[0].lower
+
+    z, h = jnp.log(jnp.array([25.0, 0.01])), 1e-5
+    compiled = jax.jit(value)
+    steps = h * jnp.eye(2)
+    differences = [(compiled(z + step) - compiled(z - step)) / (2 * h) for step in steps]
+    np.testing.assert_allclose(jax.jit(jax.grad(value))(z), differences, rtol=1e-6)
+
+
+def test_more_points_on_a_line_than_the_panels_are_for_have_no_likelihood():
+    windowed = several_lines()
+    assert not np.isfinite(float(stationary_log_p(5000.0, 0.9 / 5000 / np.sqrt(2 * np.pi), windowed)))
+
+
+@pytest.mark.parametrize("dim", [1, 2])
 def test_no_jump_between_edges_and_tables_or_from_table_to_table(dim):
     sides = (1.0,) * dim
     windowed = observed([spread_points(12, sides), spread_points(1, sides)])

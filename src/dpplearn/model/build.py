@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import Distribution
+from threadpoolctl import threadpool_limits
 
 from dpplearn.data import PointPatterns, Subsets
 from dpplearn.errors import InputError
@@ -41,9 +42,10 @@ class Model:
 
     def __post_init__(self):
         check_size(self.data, self.size)
-        with jax.enable_x64(True):
+        # tables come from many small eigenproblems, on which BLAS threads only wait for each other
+        with jax.enable_x64(True), threadpool_limits(limits=1):
             kernel = self.build_kernel(_example(self.priors))  # its type says where the model lives
-            observed = _observe(kernel, self.data, self.centers)
+            observed = _observe(kernel, self.data, self.centers, self.size)
             problem = Problem(dict(self.priors), jax.tree.map(jnp.asarray, observed), self.build_kernel, self.size)
         object.__setattr__(self, "problem", problem)
 
@@ -57,7 +59,7 @@ def _example(priors: Priors) -> dict[str, Any]:
     return {name: jnp.ones(pr.shape_of(prior)) for name, prior in priors.items()}
 
 
-def _observe(kernel: Any, data: PointPatterns | Subsets, centers: np.ndarray | None) -> Observed:
+def _observe(kernel: Any, data: PointPatterns | Subsets, centers: np.ndarray | None, size: int | None) -> Observed:
     if isinstance(data, Subsets):
         if isinstance(kernel, Stationary | Uniform | ContinuousGaussian):
             raise InputError(f"{type(kernel).__name__} is a kernel for point patterns; the data are subsets of items")
@@ -65,8 +67,9 @@ def _observe(kernel: Any, data: PointPatterns | Subsets, centers: np.ndarray | N
     if isinstance(kernel, Stationary | Uniform):
         if data.windows is None:
             raise InputError("this model needs the windows the patterns were seen through: give --windows or window=")
-        is_stationary = isinstance(kernel, Stationary)
-        return window.prepare_by_size(data) if is_stationary else window.prepare(data, with_functions=False)
+        if isinstance(kernel, Stationary):
+            return window.prepare_by_size(data)
+        return window.prepare(data, with_functions=False, with_panels=size is None)
     if not isinstance(kernel, ContinuousGaussian):
         raise InputError("point patterns need one of the continuous kernels: Stationary, Uniform, ContinuousGaussian")
     shift = np.zeros((len(data), data.dim)) if centers is None else centers

@@ -43,15 +43,11 @@ def interval_modes(s: float) -> IntervalModes:
     Even and odd functions about the middle are solved apart (a quarter of the cost); modes alternate
     between them, and each eigenvector's sign is fixed at the left end.
     """
-    half = int(np.ceil((4 / s + 20) / 2 / 8)) * 8
-    t, w = _gauss_legendre(2 * half)
-    t, w = t[half:], w[half:]  # the right half; x = (1 ± t)/2 and dx = dt/2
-    root = np.sqrt(w / 2)
-    near = np.exp(-(((t[:, None] - t) / (2 * s)) ** 2) / 2)
-    far = np.exp(-(((t[:, None] + t) / (2 * s)) ** 2) / 2)
+    t, root, even, odd = _halves(s)
+    half = len(t)
     eigenvalues, vectors = np.empty(2 * half), np.empty((2 * half, 2 * half))
-    for parity, sign in ((0, 1.0), (1, -1.0)):
-        values, columns = np.linalg.eigh(root[:, None] * (near + sign * far) * root)
+    for parity, sign, matrix in ((0, 1.0, even), (1, -1.0, odd)):
+        values, columns = np.linalg.eigh(matrix)
         values, columns = values[::-1], columns[:, ::-1] / np.sqrt(2)
         columns = columns * np.where(columns[-1] >= 0, 1.0, -1.0) * sign  # positive at x = 0
         eigenvalues[parity::2] = np.maximum(values, 0.0)
@@ -59,6 +55,24 @@ def interval_modes(s: float) -> IntervalModes:
         vectors[half:, parity::2] = columns
     nodes = np.concatenate([(1 - t[::-1]) / 2, (1 + t) / 2])
     return IntervalModes(s, nodes, np.concatenate([root[::-1], root]), eigenvalues, vectors)
+
+
+@lru_cache(maxsize=32)
+def interval_eigenvalues(s: float) -> Float[np.ndarray, " m"]:
+    """The eigenvalues of `interval_modes`, without the vectors, which cost many times as much."""
+    _, _, even, odd = _halves(s)
+    values = np.stack([np.linalg.eigvalsh(matrix)[::-1] for matrix in (even, odd)], axis=1)
+    return np.maximum(values.ravel(), 0.0)
+
+
+def _halves(s: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Nodes t on the right half, x = (1 ± t)/2, roots of their weights, and the kernel on even and on odd functions."""
+    half = int(np.ceil((4 / s + 20) / 2 / 8)) * 8
+    t, w = (values[half:] for values in _gauss_legendre(2 * half))
+    root = np.sqrt(w / 2)
+    near, far = (np.exp(-(((t[:, None] + sign * t) / (2 * s)) ** 2) / 2) for sign in (-1, 1))
+    even, odd = (root[:, None] * (near + sign * far) * root for sign in (1, -1))
+    return t, root, even, odd
 
 
 def legendre_basis(x: Float[np.ndarray, "*n"], count: int) -> Float[np.ndarray, "*n count"]:
@@ -91,8 +105,8 @@ def tabulate(lengths: Float[np.ndarray, " l"], low: float, high: float, with_fun
     angle = np.pi * (np.arange(count) + 0.5) / count
     sigmas = np.exp(np.log(low) + (np.cos(angle) + 1) / 2 * np.log(high / low))
     to_series = np.cos(np.arange(count)[:, None] * angle) * np.where(np.arange(count) == 0, 1, 2)[:, None] / count
-    widest = interval_modes(low / float(lengths.max()))
-    relative = widest.eigenvalues / widest.eigenvalues[0]
+    widest = interval_eigenvalues(low / float(lengths.max()))
+    relative = widest / widest[0]
     n_values = int(np.sum(relative > 1e-18))
     n_functions = 2 * int(np.ceil(np.sum(relative > 1e-8) / 2)) if with_functions else 0
     degree = 2 * int(np.ceil((1.1 * np.sum(relative > 1e-16) + 12) / 2))
@@ -100,11 +114,12 @@ def tabulate(lengths: Float[np.ndarray, " l"], low: float, high: float, with_fun
     functions = np.zeros((count, len(lengths), 2, degree // 2, n_functions // 2))
     for c, sigma in enumerate(sigmas):
         for i, length in enumerate(lengths):
-            modes = interval_modes(float(sigma / length))
-            m = min(n_values, len(modes.eigenvalues))
-            values[c, i, :m] = modes.eigenvalues[:m]
+            s = float(sigma / length)
+            found = interval_modes(s).eigenvalues if with_functions else interval_eigenvalues(s)
+            m = min(n_values, len(found))
+            values[c, i, :m] = found[:m]
             if with_functions:
-                functions[c, i] = _legendre_coefficients(modes, degree, n_functions)
+                functions[c, i] = _legendre_coefficients(interval_modes(s), degree, n_functions)
     series = np.tensordot(to_series, values, 1), np.tensordot(to_series, functions, 1)
     return Table(low, high, *series)
 

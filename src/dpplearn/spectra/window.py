@@ -18,13 +18,21 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.linalg as jsl
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from dpplearn.data import PointPatterns, padded_size
 from dpplearn.kernels import AnyArray, Stationary, Uniform, similarity_matrix
 from dpplearn.linalg import log_dets, log_tilt
-from dpplearn.spectra.interval import SQRT_2PI, Table, edge_corrections, interval_modes, legendre_basis, tabulate
+from dpplearn.spectra.interval import (
+    SQRT_2PI,
+    Table,
+    edge_corrections,
+    interval_eigenvalues,
+    legendre_basis,
+    tabulate,
+)
 from dpplearn.spectra.real_space import circle_log_esp, tilt_by_newton
 
 POWERS = 7  # powers of the kernel taken exactly beside the strong modes; odd
@@ -32,6 +40,10 @@ ROUND_OFF = 1e-15
 BLOCK = 256  # strong modes at a time
 STEP = 1.5  # each table covers σ up to STEP times its lower end
 ENDS_APART = 0.02  # σ below this part of every side: the two ends do not see each other
+# On a line σ has tables from this part of the shortest side on; making them costs like 1/σ³, so below there are panels.
+LINE_TABLES_FROM = 1 / 60
+PANEL = 9.0  # a panel is 9 σ or a little more, so that beyond its two neighbours it sees nothing
+PANEL_NODES = 64
 # Where the edge form is used: u up to `weak`, with `powers` powers (weak ** powers is round-off).
 WEAK = {1: (0.35, 36)}
 WEAK_DEFAULT = (0.1, 15)
@@ -57,6 +69,7 @@ class Windowed(NamedTuple):
     pairs: Int[AnyArray, "P 3"]  # (pattern, i, j), i ≤ j, close enough to interact in the edge form
     segments: tuple[Segment, ...]
     series: Float[AnyArray, "S C l m"]  # the eigenvalues of all segments, padded to the longest
+    panels: Float[AnyArray, " P"]  # 0, 1 … as many panels as the longest line may need; none in the plane
     most: Float[AnyArray, ""] | float  # the largest intensity that the tables cover
 
     @property
@@ -91,10 +104,13 @@ def _only(data: PointPatterns, part: Bool[np.ndarray, " T"]) -> PointPatterns:
     return PointPatterns(data.points[part, :size], data.mask[part, :size], windows)
 
 
-def prepare(data: PointPatterns, with_functions: bool = True, most: float | None = None) -> Windowed:
+def prepare(
+    data: PointPatterns, with_functions: bool = True, most: float | None = None, with_panels: bool = True
+) -> Windowed:
     """Windows, bases and tables for the data; `with_functions` is False where only normalisers are needed.
 
-    `most` is the largest intensity to be covered, by default four times what was observed and a little more.
+    `most` is the largest intensity to be covered, by default four times what was observed and a little more. A k-DPP
+    on a line cannot use panels and needs tables of its eigenvalues in their place.
     """
     assert data.windows is not None
     most = _largest_intensity(data) if most is None else most
@@ -104,7 +120,8 @@ def prepare(data: PointPatterns, with_functions: bool = True, most: float | None
     side_lengths, side_index = np.unique(sides, return_inverse=True)
     lower = np.array([box.lower for box in data.windows])
     points = np.where(data.mask[..., None], data.points - lower[:, None], sides[which][:, None] / 2)
-    low, high = _table_range(most, sides)
+    on_panels = with_panels and data.dim == 1
+    low, high = _table_range(most, sides, on_panels)
     ends = _table_ends(low, high, float(sides.min()))
     segments = []
     for a, b in pairwise(ends):
@@ -124,7 +141,11 @@ def prepare(data: PointPatterns, with_functions: bool = True, most: float | None
     full = np.max([table.shape for table in tables], axis=0)
     series = np.stack([np.pad(t, [(0, f - n) for f, n in zip(full, t.shape, strict=True)]) for t in tables])
     index = side_index.reshape(sides.shape)
-    return Windowed(points, data.mask, which, sides, side_lengths, index, basis, pairs, tuple(segments), series, most)
+    # a process that is not weak on shorter ranges than these has more points than `most`
+    panels = np.arange(sides.max() / (PANEL * 0.7 * _weak_sigma(most, 1)) if on_panels else 0.0)
+    return Windowed(
+        points, data.mask, which, sides, side_lengths, index, basis, pairs, tuple(segments), series, panels, most
+    )
 
 
 @lru_cache(maxsize=64)
@@ -143,12 +164,16 @@ def _largest_intensity(data: PointPatterns) -> float:
     return _most_points(data) / float(np.mean([box.volume for box in data.windows or ()]))
 
 
-def _table_range(most: float, sides: np.ndarray) -> tuple[float, float]:
+def _table_range(most: float, sides: np.ndarray, on_panels: bool) -> tuple[float, float]:
     """The range of σ the tables cover: from weak interaction at the largest intensity to fifty windows."""
-    dim = sides.shape[1]
-    weak, _ = _weak(dim)
-    low = float(((weak / most) ** (1 / dim)) / SQRT_2PI)
-    return min(low, ENDS_APART * float(sides.min())), 50 * float(sides.max())
+    short = float(sides.min())
+    low = LINE_TABLES_FROM * short if on_panels else min(_weak_sigma(most, sides.shape[1]), ENDS_APART * short)
+    return low, 50 * float(sides.max())
+
+
+def _weak_sigma(most: float, dim: int) -> float:
+    """Where the interaction is weak even at the largest intensity."""
+    return float(((_weak(dim)[0] / most) ** (1 / dim)) / SQRT_2PI)
 
 
 def _table_ends(low: float, high: float, side: float) -> list[float]:
@@ -170,7 +195,7 @@ def _strong_modes(table: Table, sides: np.ndarray, most: float) -> np.ndarray:
     for lengths in sides:
         relative = []  # e_d / (√2π σ) ≤ 1, so κ = u ∏ of these; largest at the table's lower end
         for length in lengths:
-            e = interval_modes(table.low / float(length)).eigenvalues * length / (SQRT_2PI * table.low)
+            e = interval_eigenvalues(table.low / float(length)) * length / (SQRT_2PI * table.low)
             relative.append(e[:n_functions])
         extents = [range(int(np.sum((largest * r) ** (POWERS + 1) > ROUND_OFF))) for r in relative]
         grid = np.array(list(product(*extents)), dtype=int).reshape(-1, dim)
@@ -289,7 +314,8 @@ def _log_fredholm_marginal(intensity, sides, e, order):
 def stationary_terms(kernel: Stationary, windowed: Windowed):
     """log det L_A per pattern, log det(I - K_W) per window, and the smallest Cholesky pivot per pattern."""
     intensity, sigma = jnp.asarray(kernel.intensity), jnp.asarray(kernel.sigma)
-    branches = [_stationary_by_edges, *(_stationary_by_table(s) for s in windowed.segments), _not_covered]
+    tables = [_stationary_by_table(segment) for segment in windowed.segments]
+    branches = [_stationary_by_edges, *tables, _not_covered, _stationary_by_panels]
     l_matrices, log_fredholm = jax.lax.switch(_regime(intensity, sigma, windowed), branches, intensity, sigma, windowed)
     scale = jnp.sqrt(jnp.where(windowed.mask, jnp.diagonal(l_matrices, axis1=1, axis2=2), 1.0))
     unit = l_matrices / (scale[:, :, None] * scale[:, None, :])
@@ -298,15 +324,16 @@ def stationary_terms(kernel: Stationary, windowed: Windowed):
 
 
 def _regime(intensity, sigma, windowed: Windowed) -> Int[Array, ""]:
-    """0 for edges, 1 … for the table that holds σ, the last for none."""
+    """0 for edges, 1 … for the table that holds σ, then one for none, and the last for panels."""
     weak, _ = _weak(windowed.dim)
     strength = intensity * (SQRT_2PI * sigma) ** windowed.dim
     highs = jnp.array([segment.table.high for segment in windowed.segments])
     low = windowed.segments[0].table.low
+    none = len(windowed.segments) + 1
     table = 1 + jnp.searchsorted(highs, sigma)
     covered = (intensity <= windowed.most) & (sigma <= highs[-1])
-    by_strength = jnp.where(strength <= weak, 0, len(windowed.segments) + 1)
-    return jnp.where(sigma >= low, jnp.where(covered, table, len(windowed.segments) + 1), by_strength)
+    by_strength = jnp.where(strength <= weak, 0, jnp.where(_on_panels(windowed, sigma), none + 1, none))
+    return jnp.where(sigma >= low, jnp.where(covered, table, none), by_strength)
 
 
 def _stationary_by_table(segment: Segment):
@@ -326,6 +353,61 @@ def _stationary_by_table(segment: Segment):
         return l_matrices, fredholm(windowed.sides, e, order)
 
     return terms
+
+
+def _on_panels(windowed: Windowed, sigma) -> Bool[Array, ""]:
+    """Whether the longest line has no more panels at this σ than were prepared."""
+    return jnp.max(windowed.sides) < len(windowed.panels) * PANEL * jnp.min(sigma)
+
+
+def _stationary_by_panels(intensity, sigma, windowed: Windowed):
+    if not len(windowed.panels):
+        return _not_covered(intensity, sigma, windowed)
+
+    def one(pattern):
+        points, side = pattern
+        return _panels(intensity, sigma, side, points, windowed.panels)
+
+    l_matrices, log_fredholm = jax.lax.map(one, (windowed.points[:, :, 0], windowed.sides[windowed.which][:, 0]))
+    return l_matrices, jnp.zeros(len(windowed.sides)).at[windowed.which].set(log_fredholm)
+
+
+def _panels(strength, sigma, side, x: Float[Array, " n"], panels: Float[AnyArray, " P"]):
+    """K + K (I - K)⁻¹ K at points x of [0, side] and log det(I - K), K = strength · exp(-(x-y)²/(2σ²)).
+
+    On equal panels of 9 σ and a little more, with Gauss nodes on each, I - K is block tridiagonal with the same blocks
+    throughout: a block Cholesky factorisation from left to right, panels beyond the last one skipped.
+    """
+    count = jnp.floor(side / (PANEL * sigma))
+    width = side / count
+    t, w = np.polynomial.legendre.leggauss(PANEL_NODES)
+    nodes, root = width * (t + 1) / 2, jnp.sqrt(width * w / 2)
+
+    def kernel(difference):
+        return strength * jnp.exp(-(difference**2) / (2 * sigma**2))
+
+    def between(shift):
+        return root[:, None] * kernel(nodes[:, None] - nodes - shift) * root
+
+    def towards_points(panel):
+        return root[:, None] * kernel(panel * width + nodes[:, None] - x)
+
+    own, following = jnp.eye(PANEL_NODES) - between(0.0), -between(width)
+
+    def eliminate(state, panel):
+        def add():
+            block, right, total, log_det = state
+            factor = jnp.linalg.cholesky(block, symmetrize_input=False)
+            solved = jsl.solve_triangular(factor, jnp.concatenate([right, following], axis=1), lower=True)
+            v, g = solved[:, : len(x)], solved[:, len(x) :]
+            right = towards_points(panel + 1) - g.T @ v
+            return own - g.T @ g, right, total + v.T @ v, log_det + 2 * jnp.sum(jnp.log(jnp.diagonal(factor)))
+
+        return jax.lax.cond(panel < count, add, lambda: state), None
+
+    start = own, towards_points(0.0), kernel(x[:, None] - x), jnp.zeros(())
+    _, _, total, log_det = jax.lax.scan(eliminate, start, jnp.asarray(panels))[0]
+    return total, log_det
 
 
 def _edge_features(windowed: Windowed, sigma, corrections):
@@ -390,10 +472,18 @@ def uniform_log_normalizer(kernel: Uniform, windowed: Windowed) -> Float[Array, 
     def not_covered(_alpha, _sigma):
         return jnp.full(len(windowed.sides), jnp.nan)
 
+    def by_panels(alpha, sigma):
+        if not len(windowed.panels):
+            return not_covered(alpha, sigma)
+        return jax.lax.map(lambda side: _panels(-alpha, sigma[0], side[0], jnp.zeros(0), windowed.panels)[1], sides)
+
+    sides = jnp.asarray(windowed.sides)
     weak, _ = _weak(windowed.dim)
     edges_hold = (alpha * jnp.prod(SQRT_2PI * sigma) <= weak) & jnp.all(sigma <= ENDS_APART * windowed.sides)
-    regime = jnp.where(_in_table(windowed, sigma), 0, jnp.where(edges_hold, 1, 2))
-    return jax.lax.switch(regime, [by_table, by_edges, not_covered], alpha, sigma)
+    otherwise = jnp.where(edges_hold, 1, jnp.where(_on_panels(windowed, sigma), 2, 3))
+    too_long = jnp.any(sigma > windowed.segments[-1].table.high)
+    regime = jnp.where(_in_table(windowed, sigma), 0, jnp.where(too_long, 3, otherwise))
+    return jax.lax.switch(regime, [by_table, by_edges, by_panels, not_covered], alpha, sigma)
 
 
 def uniform_log_normalizer_fixed_size(
@@ -403,6 +493,7 @@ def uniform_log_normalizer_fixed_size(
 
     Computed eigenvalues have errors of eps λ₁, so log e_k errs by about eps λ₁ Σ ∂log e_k/∂λ_i, ∂log e_k/∂λ ≈ R/(1+Rλ).
     """
+    assert not len(windowed.panels), "a k-DPP on a line needs tables: prepare(…, with_panels=False)"
     sigma = jnp.broadcast_to(jnp.asarray(kernel.sigma), (windowed.dim,))
 
     def by_table(sigma):
