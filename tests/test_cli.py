@@ -125,7 +125,7 @@ MISTAKES = {
     ),
     "a folder": (
         ["fit", "full", "--out", "out"],
-        "full: expected a file, found a folder; several base sets are not supported yet",
+        "full: expected a file, found a folder",
     ),
     "not text": (
         ["fit", "i.csv", "--out", "out"],
@@ -214,15 +214,15 @@ MISTAKES = {
     # what only the model can refuse
     "another size": (
         ["fit", "p.csv", "--size", "2", "--out", "out"],
-        "--size 2: expected 2 points in every set, found 1 in b",
+        "--size 2: expected 2 points in every pattern, found 1 in pattern 'b'",
     ),
     "another size on a window": (
         [*FIT, "--model", "uniform", "--size", "2"],
-        "--size 2: expected 2 points in every set, found 1 in b",
+        "--size 2: expected 2 points in every pattern, found 1 in pattern 'b'",
     ),
     "another size on items": (
         [*ON_ITEMS, "--size", "2"],
-        "--size 2: expected 2 points in every set, found 0 in ",
+        "--size 2: expected 2 items in every set, found 0 in set '1'",
     ),
     "nothing seen": (
         ["fit", "empty.csv", "--windows", "w2.csv", "--out", "out"],

@@ -602,3 +602,13 @@ def test_ctrl_c_in_python_says_how_to_resume(tmp_path):
     assert str(tmp_path / "out") in stopped.value.message
     with pytest.raises(inference.Interrupted, match="nothing was saved"):
         dpp.fit(model(), seed=3, progress=interrupt, **SHORT | {"draws": 2000})
+
+
+def test_a_sampler_by_its_name_is_one_clear_line():
+    code = (
+        "import numpy as np, dpplearn as dpp\n"
+        "model = dpp.gaussian(dpp.PointPatterns.from_arrays([np.eye(2)]), isotropic=True)\n"
+        "try:\n    dpp.fit(model, sampler='slice')\nexcept dpp.InputError as error:\n    print(error)"
+    )  # in a process of its own: here the types of arguments are checked before
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "sampler: expected one such as dpp.slice_sampler(), found 'slice'\n"

@@ -120,7 +120,7 @@ WINDOW_MISTAKES = {
     "no rows": (HEADER, "w.csv: expected at least one window, found none"),
     "other file": (
         "file,pattern,xmin,xmax,ymin,ymax\nq.csv,a,0,1,0,1\n",
-        "w.csv: expected at least one window with 'p.csv' in column 'file', found none",
+        "w.csv: expected at least one window with 'p.csv' in column 'file', found only q.csv",
     ),
     "units": (
         "pattern,xmin,xmax,ymin,ymax,unit\na,0,1,0,1,m\nb,0,1,0,1,cm\n",
@@ -154,7 +154,10 @@ def test_points_with_windows_empty_sets_and_groups(tmp_path):
     assert data.windows == (Box([0.0, 0.0], [1.0, 1.0]), Box([0.0, 0.0], [1.0, 3.0]), Box([0.0, 0.0], [2.0, 1.0]))
     np.testing.assert_array_equal(data.counts, [2, 0, 0])
     np.testing.assert_array_equal(data.arrays()[0], [[1, 0], [0.5, 0.5]])
-    assert notes == [f"{p}: columns not used: age"]
+    assert notes == [
+        f"{p}: columns not used: age",
+        f"{w}: without points are 1 of 3 windows, which count as empty patterns: c",
+    ]
 
 
 def test_windows_alone_are_empty_patterns(tmp_path):
@@ -415,6 +418,6 @@ def test_what_a_file_holds_is_read_from_its_header(tmp_path, monkeypatch):
         ("s.csv", None, "w.csv"): "s.csv: holds subsets of items, which have no windows; leave out --windows",
         ("p.csv", "i.csv", None): ("p.csv: --items goes with subsets (JSON, or columns set,item), found pattern, x, y"),
         ("c.csv", None, None): ("c.csv: choices (columns set, given, chosen, alternatives) are not supported yet"),
-        (".", None, None): ".: expected a file, found a folder; several base sets are not supported yet",
+        (".", None, None): ".: expected a file, found a folder",
     }.items():
         assert refusal(readers.read_file, *arguments) == message

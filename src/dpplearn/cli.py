@@ -55,6 +55,7 @@ PRIORS = (
 )
 PRIORS_OF_PLACES = ("Cauchy", "Laplace", "Logistic", "Normal", "StudentT", "Uniform")
 LARGEST_SEED = 2**32 - 1
+MANY_POINTS = 150  # a model of more takes some seconds to prepare
 PHASES = {"compile": "compiling", "tune": "warm-up", "draw": "drawing"}
 
 # In every version of typer, with click inside or beside it, BadParameter stands under its UsageError.
@@ -211,7 +212,8 @@ def list_datasets() -> None:
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     for d in described:
-        print(f"\n{d.name}: {d.what}.\n  {d.publication}.\n  {d.scale}; {d.terms}.")
+        terms = f"{d.terms[0].upper()}{d.terms[1:]}"
+        print(f"\n{d.name}: {d.what}.\n  {d.publication}.\n  {d.scale}.\n  {terms}.")
 
 
 def _fit_and_report(
@@ -225,6 +227,8 @@ def _fit_and_report(
     import dpplearn as dpp
     from dpplearn.words import prior_text
 
+    if data.counts.max() > MANY_POINTS:
+        _say("preparing the likelihood")
     built = {"gaussian": dpp.gaussian, "stationary": dpp.stationary, "uniform": dpp.uniform}[model](data, **options)
     samplers = {
         "slice": dpp.slice_sampler,

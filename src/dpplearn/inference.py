@@ -117,6 +117,8 @@ def fit(
     stopped, to the same draws as if it had not. `progress(phase, done, total)` is called a few times a second.
     """
     sampler = sampler or mcmc.slice_sampler()
+    if not isinstance(sampler, Sampler):
+        raise InputError(f"sampler: expected one such as dpp.slice_sampler(), found {sampler!r}")
     for name, value, least in (("chains", chains, 1), ("draws", draws, 1), ("tune", tune, 0)):
         if value < least:
             raise InputError(f"--{name}: expected at least {least}, found {value}")
@@ -399,7 +401,9 @@ class _Job:
     def account(self) -> dict[str, Any]:
         """What summary.json says of the run."""
         totals = {name: int(values.sum()) for name, values in self.statistics().items() if name != "lp"}
-        seconds = {phase: max(chain.seconds[phase] for chain in self.chains) for phase in ("tune", "draw")}
+        # as many chains run at once as there are cores
+        rounds = 1 / min(len(self.chains), os.cpu_count() or 1)
+        seconds = {phase: rounds * sum(chain.seconds[phase] for chain in self.chains) for phase in ("tune", "draw")}
         return {
             "sampler": self.sampler.name,
             "seed": self.seed,

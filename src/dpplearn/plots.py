@@ -16,13 +16,15 @@ import xarray
 from arviz_stats.base.array import array_stats
 from jaxtyping import Float
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 
 from dpplearn.data import PointPatterns, Subsets
 from dpplearn.domains import Box
+from dpplearn.words import SUPERSCRIPT
 
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 GREY, LIGHT, PALE, INK = "#767676", "#b8b8b8", "#d9d9d9", "#222222"
@@ -82,10 +84,10 @@ def trace(posterior: xarray.Dataset, names: Sequence[str]) -> Figure:
             _plot_density(right, chain, color=color, linestyle=style, linewidth=1.2)
         left.set_title(_shortened(name, 40), family="monospace")
         left.margins(x=0.01)
-        left.yaxis.set_major_locator(MaxNLocator(3))
+        _linear_axis(left.yaxis, 3)
         right.set_yticks([])
         right.spines["left"].set_visible(False)
-        right.xaxis.set_major_locator(MaxNLocator(3))
+        _linear_axis(right.xaxis, 3)
         right.set_ylim(bottom=0)
     rows[-1, 0].set_xlabel("draw")
     rows[-1, 1].set_xlabel("value")
@@ -142,7 +144,7 @@ def prior_posterior(
         if is_log:
             _log_axis(axes, lower, upper)
         else:
-            axes.xaxis.set_major_locator(MaxNLocator(5))
+            _linear_axis(axes.xaxis, 4)
     key = [
         Line2D([], [], color=GREY, linestyle="--", linewidth=1.2, label="prior"),
         Patch(facecolor=BLUE, alpha=0.35, label="posterior"),
@@ -179,7 +181,7 @@ def moments(moments: Mapping[str, Any]) -> Figure:
         axes.set_title(name)
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
-        axes.xaxis.set_major_locator(MaxNLocator(5))
+        _linear_axis(axes.xaxis, 4)
     key = [
         Patch(facecolor=SKY, label="predicted, draw by draw"),
         Line2D([], [], color=VERMILION, linewidth=1.8, label="observed"),
@@ -256,6 +258,20 @@ def _view(draws: np.ndarray, prior: np.ndarray, is_log: bool) -> tuple[float, fl
     pad = 0.03 * (upper - lower) or 0.1 * width
     lower, upper = lower - pad, upper + pad
     return (10**lower, 10**upper) if is_log else (lower, upper)
+
+
+def _linear_axis(axis: Axis, bins: int) -> None:
+    """Few labels, short ones: what is very small or large shows its power of ten once, at the end."""
+    axis.set_major_locator(MaxNLocator(bins))
+    formatter = _PowerAtTheEnd(useMathText=False)
+    formatter.set_powerlimits((-2, 4))
+    axis.set_major_formatter(formatter)
+
+
+class _PowerAtTheEnd(ScalarFormatter):
+    def get_offset(self) -> str:
+        text = super().get_offset().replace("−", "-")
+        return f"× 10{text[2:].translate(SUPERSCRIPT)}" if text.startswith("1e") else text
 
 
 def _log_axis(axes: Axes, lower: float, upper: float) -> None:
@@ -348,8 +364,8 @@ def _draw_window(axes: Axes, box: Box, is_framed: bool) -> None:
         axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=GREY, linewidth=0.8, clip_on=False))
     axes.spines[:].set_visible(not is_framed)
     axes.set(xlim=(x0, x1), ylim=(y0, y1), aspect="equal")
-    axes.set_xticks([x0, x1], [f"{x0:.3g}", f"{x1:.3g}"])
-    axes.set_yticks([y0, y1], [f"{y0:.3g}", f"{y1:.3g}"])
+    axes.set_xticks([x0, x1], [f"{x0:.6g}", f"{x1:.6g}"])
+    axes.set_yticks([y0, y1], [f"{y0:.6g}", f"{y1:.6g}"])
     axes.tick_params(length=2.5, color=GREY)
 
 

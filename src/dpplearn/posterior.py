@@ -143,12 +143,16 @@ def summarize(model: Model, posterior: xarray.Dataset, run: Mapping[str, Any]) -
 
 def _not_converged(parameters: Mapping[str, Mapping[str, float | None]]) -> str:
     r_hats = [p["r_hat"] for p in parameters.values()]
-    effective = [p[key] or 0.0 for p in parameters.values() for key in ("ess_bulk", "ess_tail")]
-    largest = "unknown" if None in r_hats else f"{max(r for r in r_hats if r is not None):.3f}"
-    return (
-        f"not converged: largest R-hat {largest} (wanted at most {MAX_R_HAT}), fewest effective draws "
-        f"{min(effective):.0f} (wanted {MIN_ESS}); go on with --resume and a larger --draws, or tune longer"
-    )
+    effective = min(p[key] or 0.0 for p in parameters.values() for key in ("ess_bulk", "ess_tail"))
+    largest = max((r for r in r_hats if r is not None), default=None)
+    reasons = []
+    if largest is None or None in r_hats:
+        reasons.append("R-hat is not known")
+    elif largest > MAX_R_HAT:
+        reasons.append(f"largest R-hat {largest:.3f} (wanted at most {MAX_R_HAT})")
+    if effective < MIN_ESS:
+        reasons.append(f"fewest effective draws {effective:.0f} (wanted {MIN_ESS})")
+    return f"not converged: {', '.join(reasons)}; go on with --resume and a larger --draws, or tune longer"
 
 
 def _exactness(model: Model) -> str:
@@ -207,7 +211,7 @@ def _count_warnings(model: Model, sizes: dv.Sizes | None) -> list[str]:
             found.append(
                 f"the {what} differ in their counts ({counts.min()} to {counts.max()}) more than one shared "
                 f"{'intensity' if model.name == 'stationary' else 'set of parameters'} allows "
-                f"(variance {excess / (len(counts) - 1):.1f} times what the model predicts, p = {p_value:.2g}): "
+                f"(variance {excess / (len(counts) - 1):.1f} times what the model predicts, {_p_text(p_value)}): "
                 "read the shared estimates with care, or fit groups apart"
             )
     if isinstance(model.data, Subsets) and "alpha" not in model.priors:
@@ -218,6 +222,10 @@ def _count_warnings(model: Model, sizes: dv.Sizes | None) -> list[str]:
                 f"predicts {expected.mean():.3g}: try --amplitude learn"
             )
     return found
+
+
+def _p_text(p_value: float) -> str:
+    return f"p = {p_value:.2g}" if p_value >= 1e-10 else "p < 1e-10"
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -66,7 +66,7 @@ def read_file(
     """Points or subsets, whichever the file holds: subsets need `items`, points may have `windows`."""
     path = Path(path)
     if path.is_dir():
-        raise InputError(f"{path}: expected a file, found a folder; several base sets are not supported yet")
+        raise InputError(f"{path}: expected a file, found a folder")
     text = _read_text(path)
     columns = [] if _is_json(text) else [column.casefold() for column in _parse_table(path, text).columns]
     if {"given", "chosen"} <= set(columns):
@@ -96,6 +96,9 @@ def read_points(path: str | Path, windows: str | Path | None = None, note: Note 
         if patterns and _position(table, "pattern") is None and len(known) == 1:
             patterns = {known[0].pattern or path.stem: patterns[path.stem]}
         chosen = _match_windows(path, patterns, Path(windows), known)
+        if empty := [name for name in chosen if name not in patterns]:
+            count = f"{len(empty)} of {len(chosen)} windows"
+            note(f"{windows}: without points are {count}, which count as empty patterns: {_names(empty)}")
     elif not patterns:
         raise InputError(f"{path}: expected at least one row of points, or windows for empty patterns, found neither")
     for name, rows in patterns.items():
@@ -121,6 +124,7 @@ def read_windows(path: str | Path, dim: int | None = None, data_name: str | None
     ends = [_required(table, f"{axis}{end}") for axis in axes for end in ("min", "max")]
     of_file, of_pattern, of_group, of_unit = (_position(table, name) for name in ("file", "pattern", "group", "unit"))
     windows: dict[str, Window] = {}
+    files = list(dict.fromkeys(fields[of_file] for _, fields in table.rows)) if of_file is not None else []
     for row, fields in table.rows:
         if of_file is not None and data_name is not None and fields[of_file] != data_name:
             continue
@@ -136,8 +140,9 @@ def read_windows(path: str | Path, dim: int | None = None, data_name: str | None
         if unit != first.unit:
             _fail(table.path, row, "one unit for all windows", f"{first.unit!r} (row {first.row}) and {unit!r}")
     if not windows:
-        of_data = "" if of_file is None else f" with {data_name!r} in column 'file'"
-        raise InputError(f"{path}: expected at least one window{of_data}, found none")
+        of_data = f" with {data_name!r} in column 'file'" if files else ""
+        found = f"only {_names(files)}" if files else "none"
+        raise InputError(f"{path}: expected at least one window{of_data}, found {found}")
     if "" in windows and len(windows) > 1:
         _fail(table.path, windows[""].row, "a pattern for each of several windows", "a blank")
     return list(windows.values())
@@ -178,7 +183,7 @@ def read_items(path: str | Path, note: Note = silent) -> BaseSet:
     """A base set from CSV or Parquet (numeric columns are coordinates, `id` or `name` a label) or from `.npy`."""
     path = Path(path)
     if path.is_dir():
-        raise InputError(f"{path}: expected a file, found a folder; several base sets are not supported yet")
+        raise InputError(f"{path}: expected a file, found a folder")
     readers = {".npy": _items_from_npy, ".parquet": _items_from_parquet, ".pq": _items_from_parquet}
     base = readers.get(path.suffix.lower(), _items_from_csv)(path, note)
     if not len(base):

@@ -77,7 +77,11 @@ def fit_report(fit: Any) -> str:
     if fit.moments is not None:
         alt = "Predicted and observed " + words.joined(fit.moments["names"])
         picture = _figure(plots.moments(fit.moments), alt)
-        sections.append(_section("Does the model match the data?", _moments(fit.moments) + picture))
+        sections.append(
+            _section(
+                "Does the model match the data?", _moments(fit.moments, isinstance(fit.model.data, Subsets)) + picture
+            )
+        )
     sections.append(_section("What was fitted", _fitted(fit)))
     if names:
         trace, memory = plots.trace(fit.posterior, names), plots.autocorrelation(fit.posterior, names)
@@ -146,7 +150,7 @@ def _unit(unit: str | None) -> str:
     return f"{'× ' * (unit[0].isdigit() and not unit.startswith('1/'))}{unit}".replace(" ", "\u00a0")
 
 
-def _moments(moments: Mapping[str, Any]) -> str:
+def _moments(moments: Mapping[str, Any], is_items: bool) -> str:
     """What the statistics are, and a row for each."""
     rows, errors = {}, [moments[name].get("observed_se") for name in moments["names"]]
     has_errors = any(error is not None and np.isfinite(error) for error in errors)
@@ -160,11 +164,15 @@ def _moments(moments: Mapping[str, Any]) -> str:
             "predicted": number(middle, words.spread(stats)),
             "90 % interval": words.interval(stats, "–"),
         }
+    members, of = ("items", "set") if is_items else ("points", "pattern")
+    reading = (
+        "An observed value far outside the predictions and its own band is a feature the model misses."
+        if has_errors
+        else f"The predictions are means over many {of}s; a single {of} scatters around them."
+    )
     what = (
-        "E|A| is the mean number of members of a set, E Σx² the mean of the sum of their squared coordinates, "
-        "measured from the centre. "
-        "An observed value far outside the predictions"
-        f"{' and its own band' if has_errors else ''} is a feature the model misses."
+        f"E|A| is the mean number of {members} in a {of}, E Σx² the mean of the sum of their squared coordinates, "
+        f"measured from the centre. {reading}"
     )
     return f"<p>{what}</p>" + _html_table("statistic", rows, "Observed statistics of a set beside predicted ones")
 
@@ -312,7 +320,7 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e9ed; --soft: #a3adb8; --line: #3b434c; --paper: #14181d;
   --accent: #62b8ec; --warn-ink: #ffd9bd; --warn-paper: #38200f; --warn-line: #e8873f; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2.5rem 1.25rem 4rem; max-width: 49rem; background: var(--paper); color: var(--ink);
+body { margin: 0 auto; padding: 2.5rem 1.25rem 4rem; max-width: 54rem; background: var(--paper); color: var(--ink);
   font: 1rem/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; overflow-wrap: break-word; }
 h1 { font-size: clamp(1.7rem, 5.5vw, 2.4rem); line-height: 1.15; margin: 0 0 .8rem; text-wrap: balance; }
 h2 { font-size: 1.25rem; margin: 2.8rem 0 .8rem; }
@@ -333,7 +341,6 @@ table { border-collapse: collapse; width: 100%; font-size: .93rem; font-variant-
 caption { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
 th, td { padding: .5rem .55rem; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line); }
 td, thead th { white-space: nowrap; }
-td[data-label="unit"] { white-space: normal; max-width: 8rem; }
 th[scope="row"] { min-width: 9.5rem; }
 th:first-child { text-align: left; padding-left: 0; }
 section { overflow-x: auto; }
@@ -363,7 +370,6 @@ li { margin: .25rem 0; }
   td::before { content: attr(data-label); color: var(--soft); }
   tr th, td[data-label="90 % interval"], td[data-label="median"] { order: -1; }
   td[data-label="90 % interval"], td[data-label="median"] { grid-column: 1 / -1; font-weight: 600; }
-  td[data-label="unit"] { max-width: none; }
   td::before { font-weight: 400; }
   dl { grid-template-columns: 1fr; gap: .1rem; }
   dt { max-width: none; }

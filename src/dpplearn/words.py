@@ -69,11 +69,11 @@ def lead(fit: Any) -> list[str]:
     found, is_items = verdict(fit), isinstance(fit.model.data, Subsets)
     sentences = [_repulsion_sentence(fit)]
     if found == "none" and is_items:
-        sentences.append("The data fit items chosen independently of each other.")
+        sentences.append("Items chosen independently of each other would give this answer.")
     elif found == "none":
         sentences.append(
-            "The data fit points placed independently of each other; clustered points, which this family cannot "
-            "describe, would look the same here."
+            "Points placed independently of each other would give this answer, and so would clustered points, which "
+            "this family cannot describe."
         )
     elif found == "full":
         sentences.append(
@@ -242,7 +242,7 @@ def number(value: Number, spread: Number = None) -> str:
         decimals = (0 if spread >= 2 * 10.0**order else 1) - order
         decimals = min(max(decimals, -size), 5 - size)
     if value and not -4 <= size < 6:
-        text = f"{value / 10.0**size:.{max(decimals + size, 0)}f} × 10{str(size).translate(SUPERSCRIPT)}"
+        text = f"{value / 10.0**size:.{max(decimals + size, 0)}f}{_power(size)}"
     else:
         text = f"{round(value, decimals):.{max(decimals, 0)}f}"
         if not spread and "." in text:
@@ -256,7 +256,17 @@ def interval(stats: Stats, joint: str = "to") -> str:
     if low is None or high is None:
         return "–"
     joint = "to" if min(low, high) < 0 else joint  # no dash beside a minus
+    largest = max(abs(low), abs(high))
+    size = math.floor(math.log10(largest)) if 0 < largest < math.inf else 0
+    if not -4 <= size < 6:  # one power of ten for both ends
+        width = spread(stats)
+        low_text, high_text = (number(end / 10.0**size, width and width / 10.0**size) for end in (low, high))
+        return f"{low_text} {joint} {high_text}{_power(size)}"
     return f"{number(low, spread(stats))} {joint} {number(high, spread(stats))}"
+
+
+def _power(size: int) -> str:
+    return f" × 10{str(size).translate(SUPERSCRIPT)}"
 
 
 def with_unit(text: str, unit: str | None) -> str:

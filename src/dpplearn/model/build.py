@@ -84,8 +84,9 @@ def check_size(data: PointPatterns | Subsets, size: int | None) -> None:
         wrong = np.flatnonzero(data.counts != size)
         if len(wrong):
             t = int(wrong[0])
+            of, what = ("set", "items") if isinstance(data, Subsets) else ("pattern", "points")
             raise InputError(
-                f"--size {size}: expected {size} points in every set, found {data.counts[t]} in {data.names[t]}"
+                f"--size {size}: expected {size} {what} in every {of}, found {data.counts[t]} in {of} {data.names[t]!r}"
             )
         if isinstance(data, Subsets) and size > len(data.base):
             raise InputError(f"--size {size}: there are only {len(data.base)} items")
