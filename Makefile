@@ -48,6 +48,7 @@ demo: env
 
 bench: env
 	@set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	$(BIN)/python benchmarks/page.py
 
 clean:
 	rm -rf .venv .cache .hypothesis .pytest_cache .ruff_cache build dist site demo

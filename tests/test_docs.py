@@ -1,6 +1,7 @@
 """The documentation is true: every example runs, and every check that the errata page names exists."""
 
 import ast
+import importlib.util
 import json
 import re
 import shlex
@@ -75,6 +76,15 @@ def test_errata_name_checks_that_exist():
     for path, test in named:
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, f"{path}::{test}"
+
+
+def test_the_benchmarks_page_is_made_from_the_results():
+    spec = importlib.util.spec_from_file_location("page", ROOT / "benchmarks" / "page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    assert (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8") == page.text()
 
 
 def test_equations_are_numbered_in_order():

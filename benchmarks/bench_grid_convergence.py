@@ -1,6 +1,6 @@
 """The paper's grid experiment: R-hat of 5 overdispersed chains by sampler, and agreement across samplers.
 
-100 items, 100 sets, four parameters, default prior. Run: python benchmarks/grid_convergence.py
+100 items, 100 sets, four parameters, default prior. Run: python benchmarks/bench_grid_convergence.py
 """
 
 import numpy as np

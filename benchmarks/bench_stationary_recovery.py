@@ -2,7 +2,7 @@
 
 Patterns in the unit square at (intensity, sigma) = (80, .0389) and (80, .0212); default priors. Coverage of the 90 %
 intervals of repulsion and intensity; RMSE of the posterior mean of √2 σ against mincon, palm and clik2 on the same
-patterns where R with spatstat is installed. Run: python benchmarks/stationary_recovery.py
+patterns where R with spatstat is installed. Run: python benchmarks/bench_stationary_recovery.py
 """
 
 import csv
