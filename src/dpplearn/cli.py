@@ -29,6 +29,7 @@ from dpplearn.readers import (
     write_subsets,
     write_windows,
 )
+from dpplearn.words import base_name
 
 INPUT_IS_WRONG, NOT_CONVERGED, STOPPED = 2, 3, 130
 
@@ -363,7 +364,7 @@ def _parse_priors(texts: Sequence[str]) -> dict[str, Any]:
         if match is None:
             raise InputError(f"--prior: expected NAME=Dist(a,b) as in sigma=LogNormal(0,1), found {text!r}")
         name, kind, numbers = match.groups()
-        is_place = name.partition("[")[0] == "mu"
+        is_place = base_name(name) == "mu"
         kinds = PRIORS_OF_PLACES if is_place else PRIORS
         if kind not in kinds:
             raise InputError(f"--prior {text}: expected one of {', '.join(kinds)}, found {kind!r}")

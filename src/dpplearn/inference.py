@@ -247,6 +247,11 @@ class _Job:
     def total(self) -> int:
         return self.tune + self.draws
 
+    @property
+    def at_once(self) -> int:
+        """How many chains run side by side."""
+        return min(len(self.chains), os.cpu_count() or 1)
+
     def load(self) -> None:
         """Take up what an earlier run saved."""
         with jax.enable_x64(True):
@@ -337,8 +342,7 @@ class _Job:
                     chain, key = waiting.pop(0)
                 self._run_chain(chain, key)
 
-        count = min(len(self.chains), os.cpu_count() or 1)
-        workers = [threading.Thread(target=self._guarded, args=(work,)) for _ in range(count)]
+        workers = [threading.Thread(target=self._guarded, args=(work,)) for _ in range(self.at_once)]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -401,9 +405,9 @@ class _Job:
     def account(self) -> dict[str, Any]:
         """What summary.json says of the run."""
         totals = {name: int(values.sum()) for name, values in self.statistics().items() if name != "lp"}
-        # as many chains run at once as there are cores
-        rounds = 1 / min(len(self.chains), os.cpu_count() or 1)
-        seconds = {phase: rounds * sum(chain.seconds[phase] for chain in self.chains) for phase in ("tune", "draw")}
+        seconds = {
+            phase: sum(chain.seconds[phase] for chain in self.chains) / self.at_once for phase in ("tune", "draw")
+        }
         return {
             "sampler": self.sampler.name,
             "seed": self.seed,

@@ -315,7 +315,8 @@ def stationary_terms(kernel: Stationary, windowed: Windowed):
     """log det L_A per pattern, log det(I - K_W) per window, and the smallest Cholesky pivot per pattern."""
     intensity, sigma = jnp.asarray(kernel.intensity), jnp.asarray(kernel.sigma)
     tables = [_stationary_by_table(segment) for segment in windowed.segments]
-    branches = [_stationary_by_edges, *tables, _not_covered, _stationary_by_panels]
+    panels = [_stationary_by_panels] * bool(len(windowed.panels))
+    branches = [_stationary_by_edges, *tables, _not_covered, *panels]
     l_matrices, log_fredholm = jax.lax.switch(_regime(intensity, sigma, windowed), branches, intensity, sigma, windowed)
     scale = jnp.sqrt(jnp.where(windowed.mask, jnp.diagonal(l_matrices, axis1=1, axis2=2), 1.0))
     unit = l_matrices / (scale[:, :, None] * scale[:, None, :])
@@ -324,7 +325,7 @@ def stationary_terms(kernel: Stationary, windowed: Windowed):
 
 
 def _regime(intensity, sigma, windowed: Windowed) -> Int[Array, ""]:
-    """0 for edges, 1 … for the table that holds σ, then one for none, and the last for panels."""
+    """0 for edges, 1 … for the table that holds σ, then one for none, and on a line the last for panels."""
     weak, _ = _weak(windowed.dim)
     strength = intensity * (SQRT_2PI * sigma) ** windowed.dim
     highs = jnp.array([segment.table.high for segment in windowed.segments])
@@ -361,9 +362,6 @@ def _on_panels(windowed: Windowed, sigma) -> Bool[Array, ""]:
 
 
 def _stationary_by_panels(intensity, sigma, windowed: Windowed):
-    if not len(windowed.panels):
-        return _not_covered(intensity, sigma, windowed)
-
     def one(pattern):
         points, side = pattern
         return _panels(intensity, sigma, side, points, windowed.panels)
@@ -473,17 +471,16 @@ def uniform_log_normalizer(kernel: Uniform, windowed: Windowed) -> Float[Array, 
         return jnp.full(len(windowed.sides), jnp.nan)
 
     def by_panels(alpha, sigma):
-        if not len(windowed.panels):
-            return not_covered(alpha, sigma)
         return jax.lax.map(lambda side: _panels(-alpha, sigma[0], side[0], jnp.zeros(0), windowed.panels)[1], sides)
 
     sides = jnp.asarray(windowed.sides)
     weak, _ = _weak(windowed.dim)
     edges_hold = (alpha * jnp.prod(SQRT_2PI * sigma) <= weak) & jnp.all(sigma <= ENDS_APART * windowed.sides)
-    otherwise = jnp.where(edges_hold, 1, jnp.where(_on_panels(windowed, sigma), 2, 3))
+    otherwise = jnp.where(edges_hold, 1, jnp.where(_on_panels(windowed, sigma), 3, 2))
     too_long = jnp.any(sigma > windowed.segments[-1].table.high)
-    regime = jnp.where(_in_table(windowed, sigma), 0, jnp.where(too_long, 3, otherwise))
-    return jax.lax.switch(regime, [by_table, by_edges, by_panels, not_covered], alpha, sigma)
+    regime = jnp.where(_in_table(windowed, sigma), 0, jnp.where(too_long, 2, otherwise))
+    branches = [by_table, by_edges, not_covered, *[by_panels] * bool(len(windowed.panels))]
+    return jax.lax.switch(regime, branches, alpha, sigma)
 
 
 def uniform_log_normalizer_fixed_size(
